@@ -1,0 +1,90 @@
+"""The models we serve: one literal row per model. Torch-free, so the server may import it.
+
+A row names code by "module:attribute"; resolving a row imports that module and nothing else. The control module is
+torch-free, the adapter module is for the worker only.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+from worldmodel.errors import RequestRefused
+
+
+class ControlParser(Protocol):
+    """Check one control of a client and return its canonical JSON bytes.
+
+    `data` is parsed JSON. Raises `RequestRefused` whose `field` is a path below `data`, such as
+    ``transitions[0].actions[1]``.
+    """
+
+    def __call__(self, track: str, schema: str, data: object) -> bytes: ...
+
+
+class OptionsParser(Protocol):
+    """Check a model's own options from the configuration file and return them as JSON bytes."""
+
+    def __call__(self, options: dict[str, object]) -> bytes: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogEntry:
+    """One model. `control_schemas` are shown to clients in `session.started` (JSON Schema per control schema name)."""
+
+    name: str
+    title: str
+    parse_control: str
+    parse_options: str
+    control_schemas: str
+    adapter: str
+
+
+ENTRIES: tuple[CatalogEntry, ...] = (
+    CatalogEntry(
+        name="lingbot_world_v2",
+        title="LingBot-World v2",
+        parse_control="worldmodel.lingbot.controls:parse_control",
+        parse_options="worldmodel.lingbot.config:parse_options",
+        control_schemas="worldmodel.lingbot.controls:control_schemas",
+        adapter="worldmodel.lingbot.adapter:create_adapter",
+    ),
+    CatalogEntry(
+        name="fake",
+        title="Deterministic test model",
+        parse_control="worldmodel.lingbot.controls:parse_control",
+        parse_options="worldmodel.fake_options:parse_options",
+        control_schemas="worldmodel.lingbot.controls:control_schemas",
+        adapter="worldmodel.fake:create_adapter",
+    ),
+)
+
+
+def lookup(name: str) -> CatalogEntry:
+    """Find a model by name. Raises `RequestRefused` naming the known models."""
+    for entry in ENTRIES:
+        if entry.name == name:
+            return entry
+    known = ", ".join(entry.name for entry in ENTRIES)
+    raise RequestRefused(f"unknown model {name!r}: expected one of {known}", code="unknown_model", field="model")
+
+
+def resolve(path: str) -> Callable[..., Any]:
+    """Import "module:attribute" and return the attribute."""
+    module_name, _, attribute = path.partition(":")
+    return cast("Callable[..., Any]", getattr(importlib.import_module(module_name), attribute))
+
+
+def control_parser(name: str) -> ControlParser:
+    return cast(ControlParser, resolve(lookup(name).parse_control))
+
+
+def options_parser(name: str) -> OptionsParser:
+    return cast(OptionsParser, resolve(lookup(name).parse_options))
+
+
+def control_schemas(name: str) -> dict[str, object]:
+    """JSON Schema of each control schema of the model, keyed by schema name."""
+    return cast("dict[str, object]", resolve(lookup(name).control_schemas)())
