@@ -1,0 +1,365 @@
+"""The configuration tree. TOML files, environment variables and flags are read here and nowhere else.
+
+Precedence: flag > environment > file > default. A key `lead_chunks` of section `[session]` is `--session.lead-chunks`
+on the command line and `WORLDSERVE_SESSION_LEAD_CHUNKS` in the environment. Unknown keys are errors that name the
+nearest match.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
+import msgspec
+
+ENVIRONMENT_PREFIX = "WORLDSERVE_"
+
+TEST_VARIABLES = frozenset({"WORLDSERVE_GOLDEN_DIR"})
+"""Variables with our prefix that belong to the test suite, not to the configuration."""
+
+PACKAGE_SCHEME = "package:"
+
+
+class ConfigError(Exception):
+    """Report a configuration that cannot be used: one sentence with file, key and what was expected."""
+
+
+def _require(condition: bool, key: str, expected: str, value: object) -> None:
+    if not condition:
+        raise ConfigError(f"{key}: expected {expected}, got {value!r}")
+
+
+LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
+PRESETS = ("ultrafast", "superfast", "veryfast", "faster", "fast", "medium", "slow")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSection:
+    """Sockets and shutdown. No `tokens`: no authentication. No `allowed_origins`: same origin only."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    tokens: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
+    shutdown_s: float = 8.0
+    log_level: str = "info"
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.port <= 65535, "server.port", "0 to 65535", self.port)
+        _require(self.shutdown_s > 0, "server.shutdown_s", "seconds above 0", self.shutdown_s)
+        _require(self.log_level in LOG_LEVELS, "server.log_level", f"one of {', '.join(LOG_LEVELS)}", self.log_level)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionSection:
+    """The session contract. `resume_s = 0` closes at once; `max_session_s` and `idle_s` of None mean no limit."""
+
+    resume_s: float = 15.0
+    lead_chunks: int = 1
+    max_pending_events: int = 64
+    retry_rolled_back_ticks: int = 0
+    tick_timeout_s: float = 120.0
+    request_timeout_s: float = 60.0
+    stall_timeout_s: float = 60.0
+    idle_s: float | None = None
+    max_session_s: float | None = None
+    max_queued: int = 16
+    allow_latents: bool = False
+
+    def __post_init__(self) -> None:
+        _require(self.resume_s >= 0, "session.resume_s", "seconds from 0", self.resume_s)
+        _require(self.lead_chunks >= 0, "session.lead_chunks", "a number from 0", self.lead_chunks)
+        _require(self.max_pending_events >= 1, "session.max_pending_events", "a number from 1", self.max_pending_events)
+        _require(
+            self.retry_rolled_back_ticks in (0, 1),
+            "session.retry_rolled_back_ticks",
+            "0 or 1",
+            self.retry_rolled_back_ticks,
+        )
+        _require(self.max_queued >= 0, "session.max_queued", "a number from 0", self.max_queued)
+        for name in ("tick_timeout_s", "request_timeout_s", "stall_timeout_s"):
+            _require(getattr(self, name) > 0, f"session.{name}", "seconds above 0", getattr(self, name))
+        for name in ("idle_s", "max_session_s"):
+            value = getattr(self, name)
+            _require(value is None or value > 0, f"session.{name}", "seconds above 0", value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitsSection:
+    """What a client may send. Each refusal names the key."""
+
+    max_message_bytes: int = 12 * 1024 * 1024
+    max_events_per_second: float = 240.0
+    max_prompt_chars: int = 2000
+    max_json_depth: int = 16
+    max_image_bytes: int = 8 * 1024 * 1024
+    max_image_pixels: int = 40_000_000
+    max_uploads: int = 64
+    max_sessions_per_token: int | None = None
+
+    def __post_init__(self) -> None:
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            _require(value is None or value > 0, f"limits.{entry.name}", "a number above 0", value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaSection:
+    """H.264 settings; clients cannot change them. `encoder_threads` bounds all encoding of the server."""
+
+    crf: int = 20
+    preset: str = "veryfast"
+    encoder_threads: int = 2
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.crf <= 51, "media.crf", "0 to 51", self.crf)
+        _require(self.encoder_threads >= 1, "media.encoder_threads", "a number from 1", self.encoder_threads)
+        _require(self.preset in PRESETS, "media.preset", f"one of {', '.join(PRESETS)}", self.preset)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSection:
+    """The worker process. `cpu_threads = None` means cores - 1, at least 1."""
+
+    device: str = "cpu"
+    cpu_threads: int | None = None
+    start_timeout_s: float = 900.0
+    stop_timeout_s: float = 5.0
+    restart_backoff_s: float = 0.5
+    max_restart_backoff_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        _require(
+            self.cpu_threads is None or self.cpu_threads >= 1, "worker.cpu_threads", "a number from 1", self.cpu_threads
+        )
+        for name in ("start_timeout_s", "stop_timeout_s", "restart_backoff_s", "max_restart_backoff_s"):
+            _require(getattr(self, name) > 0, f"worker.{name}", "seconds above 0", getattr(self, name))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVCacheSection:
+    """Session capacity. `requested_sessions` is an upper bound; memory decides."""
+
+    requested_sessions: int = 4
+    gpu_memory_fraction: float = 0.9
+    cpu_memory_bytes: int = 2 * 1024**3
+
+    def __post_init__(self) -> None:
+        _require(self.requested_sessions >= 1, "kvcache.requested_sessions", "a number from 1", self.requested_sessions)
+        _require(
+            0 < self.gpu_memory_fraction <= 1,
+            "kvcache.gpu_memory_fraction",
+            "above 0, at most 1",
+            self.gpu_memory_fraction,
+        )
+        _require(self.cpu_memory_bytes > 0, "kvcache.cpu_memory_bytes", "bytes above 0", self.cpu_memory_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartImageConfig:
+    """A start image on offer and the prompt that suits it. `file` is relative to the checkpoint folder."""
+
+    name: str
+    file: str
+    prompt: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSection:
+    """The model and its geometry. `options` is checked by the model's own option parser.
+
+    `checkpoint` is a path, or "package:FOLDER" for a folder shipped inside an installed package.
+    """
+
+    name: str
+    checkpoint: str
+    width: int
+    height: int
+    fps: int = 16
+    precision: str = "bf16"
+    start_images: tuple[StartImageConfig, ...] = ()
+    prompts: tuple[str, ...] = ()
+    notice: str = ""
+    options: dict[str, object] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("width", "height", "fps"):
+            _require(getattr(self, name) >= 1, f"model.{name}", "a number from 1", getattr(self, name))
+        names = [image.name for image in self.start_images]
+        _require(len(set(names)) == len(names), "model.start_images", "unique names", names)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """Everything a server process needs, read once before the loop starts."""
+
+    model: ModelSection
+    server: ServerSection = ServerSection()
+    session: SessionSection = SessionSection()
+    limits: LimitsSection = LimitsSection()
+    media: MediaSection = MediaSection()
+    worker: WorkerSection = WorkerSection()
+    kvcache: KVCacheSection = KVCacheSection()
+
+    @property
+    def checkpoint_path(self) -> Path:
+        return resolve_checkpoint(self.model.checkpoint)
+
+    @property
+    def cpu_threads(self) -> int:
+        """Compute threads of the worker; one core stays free for the server, the encoder and the browser."""
+        return self.worker.cpu_threads or max(1, (os.cpu_count() or 1) - 1)
+
+
+SECTIONS: dict[str, type] = {
+    "server": ServerSection,
+    "session": SessionSection,
+    "limits": LimitsSection,
+    "media": MediaSection,
+    "worker": WorkerSection,
+    "kvcache": KVCacheSection,
+    "model": ModelSection,
+}
+
+DEMO_OPTIONS = ("reference_intrinsics", "camera_scale")
+"""Keys of `[demo]` that are options of the model rather than of every model."""
+
+
+def resolve_checkpoint(checkpoint: str) -> Path:
+    """Return the folder of a checkpoint; "package:worldmodel/data/x" is found beside the installed package."""
+    if not checkpoint.startswith(PACKAGE_SCHEME):
+        return Path(checkpoint).expanduser().resolve()
+    package, _, rest = checkpoint.removeprefix(PACKAGE_SCHEME).partition("/")
+    spec = importlib.util.find_spec(package) if package else None
+    if spec is None or not spec.submodule_search_locations:
+        raise ConfigError(f"model.checkpoint: no package {package!r} is installed (in {checkpoint!r})")
+    return Path(next(iter(spec.submodule_search_locations))) / rest
+
+
+def bundled_config(name: str) -> Path:
+    """Return the path of a configuration file that ships with the package, such as "demo"."""
+    here = Path(__file__).resolve().parent
+    folders = (here / "_configs", here.parent / "configs")
+    for folder in folders:
+        path = folder / f"{name}.toml"
+        if path.is_file():
+            return path
+    raise ConfigError(f"no bundled configuration {name!r} in {' or '.join(str(folder) for folder in folders)}")
+
+
+def load_config(
+    path: Path, *, environment: Mapping[str, str] | None = None, flags: Mapping[str, str] | None = None
+) -> ServerConfig:
+    """Read a configuration file and merge environment variables and flags over it.
+
+    `flags` maps "section.key" to the text given on the command line. Raises `ConfigError`.
+    """
+    tables = _read_file(path)
+    for key, text, origin in _overrides(os.environ if environment is None else environment, flags or {}):
+        section, _, name = key.partition(".")
+        tables.setdefault(section, {})[name] = _parse_text(text, SECTIONS[section], name, origin)
+    if "model" not in tables:
+        raise ConfigError(f"{path}: expected a [model] or a [demo] section")
+    return ServerConfig(**{name: _section(name, table, str(path)) for name, table in tables.items()})
+
+
+def _read_file(path: Path) -> dict[str, dict[str, Any]]:
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from error
+    known = (*SECTIONS, "demo")
+    for name, table in raw.items():
+        if name not in known:
+            raise ConfigError(f"{path}: unknown section [{name}]{_nearest(name, known)}")
+        if not isinstance(table, dict):
+            raise ConfigError(f"{path}: {name} must be a section")
+    if "demo" in raw:
+        if "model" in raw:
+            raise ConfigError(f"{path}: [demo] describes the model, so [model] cannot stand beside it")
+        raw["model"] = _demo_as_model(raw.pop("demo"))
+    return raw
+
+
+def _demo_as_model(demo: dict[str, Any]) -> dict[str, Any]:
+    """Turn the `[demo]` section, which holds what no checkpoint file says, into a `[model]` section."""
+    model: dict[str, Any] = {"name": "lingbot_world_v2", "precision": "fp32", **demo}
+    model["options"] = {key: model.pop(key) for key in DEMO_OPTIONS if key in model}
+    return model
+
+
+def _section(name: str, table: dict[str, Any], origin: str) -> Any:
+    kind = SECTIONS[name]
+    known = [entry.name for entry in fields(kind)]
+    for key in table:
+        if key not in known:
+            raise ConfigError(f"{origin}: unknown key {name}.{key}{_nearest(key, known)}")
+    try:
+        return msgspec.convert(table, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{origin}: section [{name}]: {str(error).replace('`$.', '`')}") from error
+    except ConfigError as error:
+        raise ConfigError(f"{origin}: {error}") from error
+
+
+def _overrides(environment: Mapping[str, str], flags: Mapping[str, str]) -> list[tuple[str, str, str]]:
+    """List (section.key, text, where it came from) in the order in which they win."""
+    keys = {f"{ENVIRONMENT_PREFIX}{key.replace('.', '_').upper()}": key for key in settable_keys()}
+    found = []
+    for variable, text in sorted(environment.items()):
+        if not variable.startswith(ENVIRONMENT_PREFIX) or variable in TEST_VARIABLES:
+            continue
+        if variable not in keys:
+            raise ConfigError(f"unknown environment variable {variable}{_nearest(variable, list(keys))}")
+        found.append((keys[variable], text, variable))
+    found.extend((key, text, f"--{key.replace('_', '-')}") for key, text in flags.items())
+    return found
+
+
+def settable_keys() -> list[str]:
+    """List every "section.key" that a flag or an environment variable can set: all but tables."""
+    keys = []
+    for section, kind in SECTIONS.items():
+        hints = get_type_hints(kind)
+        keys += [f"{section}.{entry.name}" for entry in fields(kind) if _text_form(hints[entry.name]) is not None]
+    return keys
+
+
+def _text_form(hint: Any) -> type | None:
+    """Return the scalar type that a text for this hint is parsed as, `tuple` for comma lists, None for tables."""
+    if get_origin(hint) is UnionType:
+        return _text_form(next(part for part in get_args(hint) if part is not type(None)))
+    if get_origin(hint) is tuple:
+        return tuple if get_args(hint)[0] is str else None
+    return hint if hint in (str, int, float, bool) else None
+
+
+def _parse_text(text: str, kind: type, name: str, origin: str) -> object:
+    hint = get_type_hints(kind)[name]
+    form = _text_form(hint)
+    if text == "none" and type(None) in get_args(hint):
+        return None
+    if form is tuple:
+        return [part.strip() for part in text.split(",") if part.strip()]
+    if form is bool:
+        if text.lower() not in ("true", "false"):
+            raise ConfigError(f"{origin}: expected true or false, got {text!r}")
+        return text.lower() == "true"
+    try:
+        return form(text) if form is not None else text
+    except ValueError as error:
+        raise ConfigError(f"{origin}: expected {form.__name__ if form else 'text'}, got {text!r}") from error
+
+
+def _nearest(name: str, known: list[str] | tuple[str, ...]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f" (did you mean {close[0]!r}?)" if close else f" (known: {', '.join(known)})"

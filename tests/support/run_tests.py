@@ -1,0 +1,52 @@
+"""Run the test sets that this machine can run, installing Chromium where that is possible.
+
+`make test` and `make test-slow` call this. A set that cannot run here is not skipped quietly: the last lines say what
+did not run and why. On a CI machine (`CI=true`) that is a failure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+
+APT_INSTALL = ("apt-get", "install", "-y", "--no-install-recommends", "chromium")
+
+
+def install_chromium() -> str | None:
+    """Make sure there is a Chromium; return why not, or None."""
+    if shutil.which("chromium"):
+        return None
+    if shutil.which("apt-get") is None:
+        return "no `chromium` on the PATH, and this is not a Debian system where it could be installed"
+    if os.geteuid() != 0:
+        return f"no `chromium` on the PATH; as root: {' '.join(APT_INSTALL)}"
+    print("Installing Chromium for the browser tests ...", flush=True)
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    for command in (("apt-get", "update", "-qq"), (*APT_INSTALL, "-qq")):
+        done = subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=False)
+        if done.returncode != 0:
+            return f"`{' '.join(command)}` failed with exit code {done.returncode}"
+    return None if shutil.which("chromium") else "the package `chromium` put no `chromium` on the PATH"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--slow", action="store_true", help="run the slow set instead of the default one")
+    arguments = parser.parse_args()
+    marker = "slow and not gpu" if arguments.slow else "not gpu and not slow"
+    missing = install_chromium()
+    if missing:
+        marker += " and not browser"
+    code = subprocess.run([sys.executable, "-m", "pytest", "-m", marker], check=False).returncode
+    if missing:
+        print(f"\nNOT RUN: the browser tests: {missing}.", flush=True)
+        if os.environ.get("CI") == "true" and code == 0:
+            return 1
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

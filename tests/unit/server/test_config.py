@@ -1,0 +1,107 @@
+"""The configuration is read in one place, with one precedence, and bad values name their key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from server.config import ConfigError, bundled_config, load_config, resolve_checkpoint, settable_keys
+
+MINIMAL = """
+[model]
+name = "fake"
+checkpoint = "nowhere"
+width = 160
+height = 96
+"""
+
+
+@pytest.fixture
+def write(tmp_path: Path):
+    def _write(text: str) -> Path:
+        path = tmp_path / "config.toml"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return _write
+
+
+def test_flag_wins_over_environment_wins_over_file(write):
+    path = write(MINIMAL + "[session]\nlead_chunks = 2\n[server]\nport = 1\n[media]\ncrf = 30\n")
+    config = load_config(
+        path,
+        environment={"WORLDSERVE_SESSION_LEAD_CHUNKS": "3", "WORLDSERVE_SERVER_PORT": "2"},
+        flags={"server.port": "5"},
+    )
+    assert (config.session.lead_chunks, config.server.port, config.media.crf) == (3, 5, 30)
+
+
+def test_text_forms_of_lists_none_and_bool(write):
+    config = load_config(
+        write(MINIMAL),
+        environment={"WORLDSERVE_SERVER_TOKENS": "a, b", "WORLDSERVE_SESSION_ALLOW_LATENTS": "true"},
+        flags={"session.idle_s": "none", "worker.cpu_threads": "2"},
+    )
+    assert config.server.tokens == ("a", "b")
+    assert config.session.allow_latents is True
+    assert config.session.idle_s is None
+    assert config.cpu_threads == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (MINIMAL + "[sesion]\nx = 1\n", r"unknown section \[sesion\] \(did you mean 'session'\?\)"),
+        (MINIMAL + "[session]\nlead_chunk = 1\n", r"unknown key session.lead_chunk \(did you mean 'lead_chunks'\?\)"),
+        (MINIMAL + '[session]\nlead_chunks = "1"\n', r"\[session\].*Expected `int`, got `str`.*lead_chunks"),
+        (MINIMAL + "[session]\nlead_chunks = true\n", r"Expected `int`, got `bool`"),
+        (MINIMAL + "[server]\nport = 70000\n", r"server.port: expected 0 to 65535, got 70000"),
+        (MINIMAL + "[media]\npreset = 'warp'\n", r"media.preset: expected one of ultrafast"),
+        ("[server]\nport = 1\n", r"expected a \[model\] or a \[demo\] section"),
+        (MINIMAL + "[demo]\nfps = 1\n", r"\[model\] cannot stand beside it"),
+        ("not toml", r"not valid TOML"),
+    ],
+)
+def test_bad_file_names_the_key(write, text: str, message: str):
+    with pytest.raises(ConfigError, match=message):
+        load_config(write(text), environment={})
+
+
+@pytest.mark.parametrize(
+    ("environment", "flags", "message"),
+    [
+        ({"WORLDSERVE_SERVER_PRT": "1"}, {}, r"WORLDSERVE_SERVER_PRT \(did you mean 'WORLDSERVE_SERVER_PORT'\?\)"),
+        ({"WORLDSERVE_SERVER_PORT": "x"}, {}, r"WORLDSERVE_SERVER_PORT: expected int, got 'x'"),
+        ({}, {"session.resume_s": "soon"}, r"--session.resume-s: expected float, got 'soon'"),
+        ({}, {"session.allow_latents": "1"}, r"--session.allow-latents: expected true or false, got '1'"),
+    ],
+)
+def test_bad_override_names_where_it_came_from(write, environment, flags, message: str):
+    with pytest.raises(ConfigError, match=message):
+        load_config(write(MINIMAL), environment=environment, flags=flags)
+
+
+def test_missing_file_is_one_sentence(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"absent.toml: No such file"):
+        load_config(tmp_path / "absent.toml", environment={})
+
+
+def test_demo_section_becomes_the_model():
+    config = load_config(bundled_config("demo"), environment={})
+    assert config.model.name == "lingbot_world_v2"
+    assert config.model.fps == 12
+    assert set(config.model.options) == {"reference_intrinsics", "camera_scale"}
+    assert [image.name for image in config.model.start_images] == ["day", "night", "snow", "desert", "sunset"]
+    for image in config.model.start_images:
+        assert (config.checkpoint_path / image.file).is_file()
+
+
+def test_unknown_package_of_a_checkpoint_is_named():
+    with pytest.raises(ConfigError, match="no package 'no_such_package'"):
+        resolve_checkpoint("package:no_such_package/x")
+
+
+def test_tables_cannot_be_set_by_text():
+    assert "session.lead_chunks" in settable_keys()
+    assert not {"model.options", "model.start_images"} & set(settable_keys())
