@@ -38,7 +38,8 @@ class WorkerStatus(StrEnum):
 class CommittedTick:
     """A chunk that is committed in the worker. The next tick may be sent before `media` is done.
 
-    `media` fails with `OutcomeUnknown` if the pixels are lost, `WorkerUnavailable` if the worker dies. Nobody has to await it.
+    `media` fails with `OutcomeUnknown` if the pixels are lost, `WorkerUnavailable` if the worker dies. Nobody has to
+    await it.
     """
 
     committed: TickCommitted
