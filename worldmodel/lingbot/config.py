@@ -1,0 +1,202 @@
+"""The options of LingBot-World v2: which of the published variants to run, and limits. Torch-free.
+
+`parse_options` checks the `[model.options]` table of a configuration file and gives JSON bytes for the worker, which
+reads them back with `LingBotOptions.from_json`. Facts of the checkpoint (layers, heads, window) are not options; the
+three geometry overrides exist because the published command line and the published checkpoint disagree about them.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+
+from worldmodel.lingbot.json_checks import JsonReader
+
+OFFICIAL_WIDTH = 832
+OFFICIAL_HEIGHT = 480
+"""Image size that published intrinsics refer to (official code, wan/utils/cam_utils.py)."""
+
+KEYBOARD_FOCAL_PX = 500.0
+"""Focal length of keyboard control in pixels *of the target size* (vLLM-Omni 0.30.0, lingbot_world/actions.py)."""
+
+MAX_TRAJECTORY_POSES = 1024
+"""Most poses of one trajectory control: the longest clip the official code can place in its RoPE table."""
+
+MAX_LATENT_FRAMES = 4096
+MAX_PIXELS = 65536.0
+
+_READER = JsonReader(code="bad_options", root="options")
+
+
+class Sampler(StrEnum):
+    """Timesteps and sigmas of the four steps: round numbers, or the truncated integers of the official scheduler."""
+
+    NOMINAL = "nominal"
+    OFFICIAL = "official"
+
+
+class CameraScale(StrEnum):
+    """What translations of relative poses are divided by.
+
+    CHUNK_MAX: the largest step of the chunk, so that any speed becomes 1.
+    CLIP_MAX: the largest step of the whole trajectory, as in training; live controls use the largest step of the run
+    so far.
+    UNIT: the fixed 0.05 of one forward key step.
+    """
+
+    CHUNK_MAX = "chunk_max"
+    CLIP_MAX = "clip_max"
+    UNIT = "unit"
+
+
+class NoiseLayout(StrEnum):
+    """Order of draws from the session's generator. `OFFICIAL` draws the noise of a whole clip before anything else."""
+
+    PER_CHUNK = "per_chunk"
+    OFFICIAL = "official"
+
+
+class TextCleaning(StrEnum):
+    """How a prompt is cleaned before the tokenizer: whitespace only, or also mojibake and HTML entities."""
+
+    WHITESPACE = "whitespace"
+    OFFICIAL = "official"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReferenceIntrinsics:
+    """A pinhole camera in pixels of an image of `width` x `height`."""
+
+    width: int
+    height: int
+    fx: float
+    fy: float
+    cx: float
+    cy: float
+
+    def scaled_to(self, width: int, height: int) -> tuple[float, float, float, float]:
+        """Return (fx, fy, cx, cy) for an image of another size that shows the same view."""
+        scale_x, scale_y = width / self.width, height / self.height
+        return self.fx * scale_x, self.fy * scale_y, self.cx * scale_x, self.cy * scale_y
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LingBotOptions:
+    """Everything about the model that a configuration file may choose.
+
+    `flow_shift`, `sink_latent_frames`, `visible_latent_frames` (sink + window) and `latent_frames_per_chunk`: None
+    takes the checkpoint's value. `camera_scale`: None takes the rule of the control in force, which is `chunk_max`
+    for keys and key scripts, `clip_max` for trajectories and `unit` for motions. `reference_intrinsics`: None means
+    500 px of focal length at the target size and a centred principal point. `pad_text_exact` attends to 512 text rows
+    one by one instead of one weighted padding row; equal, slower, there to check the other. `max_trajectory_poses`
+    bounds a trajectory.
+    """
+
+    sampler: Sampler = Sampler.NOMINAL
+    flow_shift: float | None = None
+    camera_scale: CameraScale | None = None
+    reference_intrinsics: ReferenceIntrinsics | None = None
+    noise_layout: NoiseLayout = NoiseLayout.PER_CHUNK
+    sink_latent_frames: int | None = None
+    visible_latent_frames: int | None = None
+    latent_frames_per_chunk: int | None = None
+    text_cleaning: TextCleaning = TextCleaning.WHITESPACE
+    pad_text_exact: bool = False
+    max_trajectory_poses: int = MAX_TRAJECTORY_POSES
+
+    @classmethod
+    def from_json(cls, data: bytes) -> LingBotOptions:
+        """Read back what `parse_options` wrote. Raises `RequestRefused` for anything else."""
+        try:
+            options = json.loads(data)
+        except ValueError as error:
+            raise _READER.refusal("", "expected JSON") from error
+        return _read_options(options)
+
+    def to_json(self) -> bytes:
+        return json.dumps(asdict(self), separators=(",", ":"), sort_keys=True, allow_nan=False).encode()
+
+    def default_intrinsics(self, width: int, height: int) -> tuple[float, float, float, float]:
+        """Return (fx, fy, cx, cy) in pixels of the target size for controls that bring no intrinsics."""
+        if self.reference_intrinsics is None:
+            return KEYBOARD_FOCAL_PX, KEYBOARD_FOCAL_PX, width / 2, height / 2
+        return self.reference_intrinsics.scaled_to(width, height)
+
+
+def parse_options(options: dict[str, object]) -> bytes:
+    """Check the option table and return it complete, with defaults, as canonical JSON.
+
+    Raises `RequestRefused` (code ``bad_options``) whose `field` is the offending key.
+    """
+    return _read_options(options).to_json()
+
+
+def _read_options(value: object) -> LingBotOptions:
+    options = _READER.read_object(value, "", known=tuple(LingBotOptions.__dataclass_fields__))
+    defaults = LingBotOptions()
+
+    def word(key: str, default: str, choices: type[StrEnum]) -> str:
+        return _READER.read_choice(options.get(key, default), key, [str(choice) for choice in choices])
+
+    def frames(key: str, minimum: int) -> int | None:
+        given = options.get(key)
+        return None if given is None else _READER.read_integer(given, key, minimum=minimum, maximum=MAX_LATENT_FRAMES)
+
+    scale, shift = options.get("camera_scale"), options.get("flow_shift")
+    result = LingBotOptions(
+        sampler=Sampler(word("sampler", defaults.sampler, Sampler)),
+        flow_shift=None if shift is None else _READER.read_number(shift, "flow_shift", minimum=0.01, maximum=100.0),
+        camera_scale=None if scale is None else CameraScale(word("camera_scale", "", CameraScale)),
+        reference_intrinsics=_read_intrinsics(options.get("reference_intrinsics")),
+        noise_layout=NoiseLayout(word("noise_layout", defaults.noise_layout, NoiseLayout)),
+        sink_latent_frames=frames("sink_latent_frames", 0),
+        visible_latent_frames=frames("visible_latent_frames", 1),
+        latent_frames_per_chunk=frames("latent_frames_per_chunk", 1),
+        text_cleaning=TextCleaning(word("text_cleaning", defaults.text_cleaning, TextCleaning)),
+        pad_text_exact=_READER.read_bool(options.get("pad_text_exact", defaults.pad_text_exact), "pad_text_exact"),
+        max_trajectory_poses=_READER.read_integer(
+            options.get("max_trajectory_poses", defaults.max_trajectory_poses),
+            "max_trajectory_poses",
+            minimum=1,
+            maximum=MAX_TRAJECTORY_POSES,
+        ),
+    )
+    _check_geometry(result)
+    return result
+
+
+def _check_geometry(options: LingBotOptions) -> None:
+    """Refuse overrides that contradict each other; against the checkpoint they are checked at load."""
+    visible = options.visible_latent_frames
+    needed = (options.sink_latent_frames or 0) + (options.latent_frames_per_chunk or 1)
+    if visible is not None and visible < needed:
+        raise _READER.refusal(
+            "visible_latent_frames", f"expected at least {needed} (sink + one chunk in flight), got {visible}"
+        )
+
+
+def _read_intrinsics(value: object) -> ReferenceIntrinsics | None:
+    if value is None:
+        return None
+    path = "reference_intrinsics"
+    keys = ("width", "height", "fx", "fy", "cx", "cy")
+    table = _READER.read_object(value, path, known=keys, required=keys)
+
+    def pixels(key: str) -> float:
+        return _READER.read_number(table[key], f"{path}.{key}", minimum=-MAX_PIXELS, maximum=MAX_PIXELS)
+
+    def positive(key: str) -> float:
+        return _READER.read_number(table[key], f"{path}.{key}", minimum=1e-3, maximum=MAX_PIXELS)
+
+    def side(key: str) -> int:
+        return _READER.read_integer(table[key], f"{path}.{key}", minimum=1, maximum=int(MAX_PIXELS))
+
+    return ReferenceIntrinsics(
+        width=side("width"),
+        height=side("height"),
+        fx=positive("fx"),
+        fy=positive("fy"),
+        cx=pixels("cx"),
+        cy=pixels("cy"),
+    )
