@@ -1,0 +1,225 @@
+"""Camera controls: canonical form, refusals with a path, and agreement with the schemas shown to clients."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from worldmodel.errors import RequestRefused
+from worldmodel.lingbot.controls import (
+    ACTIONS_SCHEMA,
+    MAX_SCRIPT_LATENT_FRAMES,
+    MOTION_SCHEMA,
+    TRAJECTORY_SCHEMA,
+    Action,
+    CameraActionsState,
+    CameraMotion,
+    CameraScript,
+    CameraTrajectory,
+    MotionMode,
+    Transition,
+    control_schemas,
+    decode_control,
+    parse_control,
+)
+from worldmodel.messages import Control
+
+IDENTITY = [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
+MOTION = {"mode": "velocity", "translation": [0, 0, 0.05], "rotation": [0, 0, 0, 1]}
+
+
+def decoded(schema: str, data: object) -> object:
+    return decode_control(Control(track="camera", schema=schema, data=parse_control("camera", schema, data)))
+
+
+def test_transitions_keep_their_order_and_keys_become_canonical() -> None:
+    data = {"mode": "state", "transitions": [{"actions": ["d", "w"], "client_ts_ms": 12}, {"actions": []}]}
+    assert decoded(ACTIONS_SCHEMA, data) == CameraActionsState(
+        transitions=(Transition(actions=(Action.W, Action.D), client_ts_ms=12.0), Transition(actions=()))
+    )
+
+
+def test_held_is_short_for_one_transition() -> None:
+    short = parse_control("camera", ACTIONS_SCHEMA, {"mode": "state", "held": ["j"]})
+    assert short == parse_control("camera", ACTIONS_SCHEMA, {"mode": "state", "transitions": [{"actions": ["j"]}]})
+
+
+def test_script_has_one_key_set_per_latent_frame() -> None:
+    assert decoded(ACTIONS_SCHEMA, {"mode": "script", "frames": [["l"], [], ["s", "a"]]}) == CameraScript(
+        frames=((Action.L,), (), (Action.A, Action.S))
+    )
+
+
+def test_trajectory_defaults_to_official_intrinsics_size() -> None:
+    control = decoded(TRAJECTORY_SCHEMA, {"poses": [IDENTITY], "intrinsics": [[500, 501, 416, 240]]})
+    assert isinstance(control, CameraTrajectory)
+    assert control.poses == ((1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1),)
+    assert control.intrinsics == ((500, 501, 416, 240),)
+    assert control.intrinsics_size == (832, 480)
+
+
+def test_motion_defaults_to_one_chunk() -> None:
+    assert decoded(MOTION_SCHEMA, MOTION) == CameraMotion(
+        mode=MotionMode.VELOCITY, translation=(0, 0, 0.05), rotation=(0, 0, 0, 1), transition_chunks=1
+    )
+
+
+MIRROR = [[-1, 0, 0, 0], *IDENTITY[1:]]
+STRETCHED = [[1.01, 0, 0, 0], *IDENTITY[1:]]
+
+
+@pytest.mark.parametrize(
+    ("schema", "data", "field"),
+    [
+        (ACTIONS_SCHEMA, [], None),
+        (ACTIONS_SCHEMA, {}, "mode"),
+        (ACTIONS_SCHEMA, {"mode": "State"}, "mode"),
+        (ACTIONS_SCHEMA, {"mode": "state"}, "transitions"),
+        (ACTIONS_SCHEMA, {"mode": "state", "held": [], "transitions": []}, "transitions"),
+        (ACTIONS_SCHEMA, {"mode": "state", "transitions": []}, "transitions"),
+        (ACTIONS_SCHEMA, {"mode": "state", "transitions": [{"actions": ["w", "W"]}]}, "transitions[0].actions[1]"),
+        (ACTIONS_SCHEMA, {"mode": "state", "transitions": [{"actions": ["w", "w"]}]}, "transitions[0].actions[1]"),
+        (ACTIONS_SCHEMA, {"mode": "state", "transitions": [{"action": []}]}, "transitions[0].action"),
+        (ACTIONS_SCHEMA, {"mode": "state", "transitions": [{}]}, "transitions[0].actions"),
+        (ACTIONS_SCHEMA, {"mode": "state", "held": "w"}, "held"),
+        (ACTIONS_SCHEMA, {"mode": "state", "held": ["q"]}, "held[0]"),
+        (ACTIONS_SCHEMA, {"mode": "state", "held": [["w"]]}, "held[0]"),
+        (ACTIONS_SCHEMA, {"mode": "state", "held": [], "frames": []}, "frames"),
+        (ACTIONS_SCHEMA, {"mode": "script", "frames": []}, "frames"),
+        (ACTIONS_SCHEMA, {"mode": "script", "frames": [[], ["up"]]}, "frames[1][0]"),
+        (ACTIONS_SCHEMA, {"mode": "script", "held": []}, "held"),
+        (ACTIONS_SCHEMA, {"mode": "script", "frames": [[]] * (MAX_SCRIPT_LATENT_FRAMES + 1)}, "frames"),
+        (TRAJECTORY_SCHEMA, {"poses": []}, "poses"),
+        (TRAJECTORY_SCHEMA, {"poses": [IDENTITY, [[1]] * 4]}, "poses[1][0]"),
+        (TRAJECTORY_SCHEMA, {"poses": [IDENTITY[:3]]}, "poses[0]"),
+        (TRAJECTORY_SCHEMA, {"poses": [MIRROR]}, "poses[0]"),
+        (TRAJECTORY_SCHEMA, {"poses": [STRETCHED]}, "poses[0]"),
+        (TRAJECTORY_SCHEMA, {"poses": [[*IDENTITY[:3], [0, 0, 0, 2]]]}, "poses[0][3]"),
+        (TRAJECTORY_SCHEMA, {"poses": [[[1, 0, 0, math.inf], *IDENTITY[1:]]]}, "poses[0][0][3]"),
+        (TRAJECTORY_SCHEMA, {"poses": [IDENTITY] * 3, "intrinsics": [[1, 1, 0, 0]] * 2}, "intrinsics"),
+        (TRAJECTORY_SCHEMA, {"poses": [IDENTITY], "intrinsics": [[0, 1, 0, 0]]}, "intrinsics[0][0]"),
+        (TRAJECTORY_SCHEMA, {"poses": [IDENTITY], "intrinsics_size": [832, 480]}, "intrinsics_size"),
+        (MOTION_SCHEMA, MOTION | {"mode": "w"}, "mode"),
+        (MOTION_SCHEMA, MOTION | {"translation": [0, math.nan, 0]}, "translation[1]"),
+        (MOTION_SCHEMA, MOTION | {"translation": [0, 10**400, 0]}, "translation[1]"),
+        (MOTION_SCHEMA, MOTION | {"rotation": [0, 0, 0, 0]}, "rotation"),
+        (MOTION_SCHEMA, MOTION | {"rotation": [0, 0, 0, True]}, "rotation[3]"),
+        (MOTION_SCHEMA, MOTION | {"transition_chunks": 2}, "transition_chunks"),
+        (MOTION_SCHEMA, MOTION | {"mode": "target", "transition_chunks": 0}, "transition_chunks"),
+    ],
+)
+def test_bad_controls_are_refused_with_a_path(schema: str, data: object, field: str | None) -> None:
+    with pytest.raises(RequestRefused) as caught:
+        parse_control("camera", schema, data)
+    assert caught.value.code == "bad_control"
+    assert caught.value.field == field
+    assert str(caught.value).startswith(field or "data")
+
+
+def test_unknown_track_and_schema_are_named() -> None:
+    with pytest.raises(RequestRefused, match="'camera'") as caught:
+        parse_control("lens", ACTIONS_SCHEMA, {})
+    assert (caught.value.code, caught.value.field) == ("unknown_track", "track")
+    with pytest.raises(RequestRefused, match=r"did you mean 'lingbot\.camera_actions\.v1'") as caught:
+        parse_control("camera", "lingbot.camera_action.v1", {})
+    assert (caught.value.code, caught.value.field) == ("unknown_schema", "schema")
+
+
+def test_decode_refuses_bytes_that_are_not_json() -> None:
+    with pytest.raises(RequestRefused, match="expected JSON"):
+        decode_control(Control(track="camera", schema=ACTIONS_SCHEMA, data=b"{"))
+
+
+def test_a_refusal_does_not_repeat_large_input() -> None:
+    with pytest.raises(RequestRefused) as caught:
+        parse_control("camera", ACTIONS_SCHEMA, {"mode": "x" * 100_000, "y" * 100_000: 1})
+    assert len(str(caught.value)) < 400
+
+
+# ---------------------------------------------------------------- schemas and parser agree
+
+KEYS = st.lists(st.sampled_from([*"wasdijkl", "q", 1]), max_size=9)
+NUMBERS = st.sampled_from([0, 1, -1, 0.5, 1e-6, 2e6, -70000, True, None, "1"])
+
+
+def some_of(fields: dict[str, st.SearchStrategy[Any]]) -> st.SearchStrategy[Any]:
+    """Objects that have any subset of the fields."""
+    return st.fixed_dictionaries({}, optional=fields)
+
+
+TRANSITIONS = st.lists(some_of({"actions": KEYS, "client_ts_ms": NUMBERS}), max_size=3)
+POSE = st.tuples(*[NUMBERS] * 3).map(lambda t: [[1, 0, 0, t[0]], [0, 1, 0, t[1]], [0, 0, 1, t[2]], [0, 0, 0, 1]])
+SIZES = st.lists(st.sampled_from([832, 480, 0, 1.5]), max_size=3)
+DATA: dict[str, st.SearchStrategy[Any]] = {
+    ACTIONS_SCHEMA: some_of(
+        {
+            "mode": st.sampled_from(["state", "script", "target", None]),
+            "transitions": TRANSITIONS,
+            "held": KEYS,
+            "frames": st.lists(KEYS, max_size=4),
+        }
+    ),
+    TRAJECTORY_SCHEMA: some_of(
+        {
+            "poses": st.lists(POSE, max_size=2),
+            "intrinsics": st.lists(st.lists(NUMBERS, min_size=3, max_size=5), min_size=0, max_size=1),
+            "intrinsics_size": SIZES,
+            "scale": NUMBERS,
+        }
+    ),
+    MOTION_SCHEMA: some_of(
+        {
+            "mode": st.sampled_from(["velocity", "target", "state"]),
+            "translation": st.lists(NUMBERS, min_size=2, max_size=4),
+            "rotation": st.sampled_from([[0, 0, 0, 1], [0.6, 0, 0, 0.8], [0, 0, 1], [0, 1, 0, None]]),
+            "transition_chunks": st.sampled_from([1, 2, 0, 1.5, True]),
+        }
+    ),
+}
+GOOD: dict[str, st.SearchStrategy[Any]] = {
+    ACTIONS_SCHEMA: st.one_of(
+        st.fixed_dictionaries({"mode": st.just("state"), "held": KEYS}),
+        st.fixed_dictionaries({"mode": st.just("state"), "transitions": TRANSITIONS}),
+        st.fixed_dictionaries({"mode": st.just("script"), "frames": st.lists(KEYS, max_size=4)}),
+    ),
+    TRAJECTORY_SCHEMA: st.fixed_dictionaries(
+        {"poses": st.just([IDENTITY])},
+        optional={"intrinsics": st.just([[500, 500, 416, 240]]), "intrinsics_size": SIZES},
+    ),
+    MOTION_SCHEMA: st.fixed_dictionaries(
+        {"mode": st.sampled_from(["velocity", "target"]), "translation": st.lists(NUMBERS, min_size=3, max_size=3)},
+        optional={"rotation": st.just([0, 0.6, 0, 0.8]), "transition_chunks": st.integers(0, 3)},
+    ),
+}
+
+
+@pytest.mark.parametrize("schema", [ACTIONS_SCHEMA, TRAJECTORY_SCHEMA, MOTION_SCHEMA])
+def test_schema_and_parser_agree(schema: str) -> None:
+    document = control_schemas()[schema]
+    assert isinstance(document, dict)
+    jsonschema.Draft202012Validator.check_schema(document)
+    validator = jsonschema.Draft202012Validator(document)
+    verdicts: set[bool] = set()
+
+    @settings(max_examples=150, deadline=None, database=None, derandomize=True)
+    @given(st.one_of(DATA[schema], GOOD[schema]))
+    def agree(data: object) -> None:
+        try:
+            canonical = json.loads(parse_control("camera", schema, data))
+            accepted = True
+        except RequestRefused:
+            accepted = False
+        assert validator.is_valid(data) == accepted, data
+        if accepted:
+            assert validator.is_valid(canonical), canonical
+            assert json.loads(parse_control("camera", schema, canonical)) == canonical
+        verdicts.add(accepted)
+
+    agree()
+    assert verdicts == {True, False}
