@@ -106,6 +106,8 @@ def _open_context(*, width: int, height: int, fps: int, media: MediaSection) -> 
     context.flags |= av.codec.context.Flags.global_header
     context.options = {
         "preset": media.preset,
+        # The most that browsers play; rules out lossless coding, which is another profile.
+        "profile": "high",
         "tune": "zerolatency",
         "crf": str(media.crf),
         "forced-idr": "1",
@@ -114,9 +116,8 @@ def _open_context(*, width: int, height: int, fps: int, media: MediaSection) -> 
     try:
         context.open()
     except av.FFmpegError as error:
-        raise ValueError(
-            f"libx264 refused media.preset {media.preset!r} with media.crf {media.crf}: {error}"
-        ) from error
+        settings = f"{width}x{height} at {fps} fps, preset {media.preset}, crf {media.crf}"
+        raise ValueError(f"libx264 refused {settings}: {error}") from error
     return context
 
 

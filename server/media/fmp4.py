@@ -98,8 +98,8 @@ def media_fragment(*, sequence_number: int, decode_time: int, samples: Sequence[
 
 
 def _movie_header(track: VideoTrack) -> bytes:
-    # creation, modification, timescale, duration (0: unknown) | rate 1.0, volume 1.0, 10 reserved | matrix | 24 reserved |
-    # next track id
+    # creation, modification, timescale, duration (0: unknown) | rate 1.0, volume 1.0, 10 reserved | matrix |
+    # 24 reserved | next track id
     times = struct.pack(">4I", 0, 0, track.timescale, 0)
     rest = struct.pack(">IH10x", 0x00010000, 0x0100) + UNITY_MATRIX + bytes(24) + _u32(TRACK_ID + 1)
     return _full_box("mvhd", 0, 0, times, rest)

@@ -3,7 +3,8 @@
     ChunkMedia payload --StreamEncoder.encode--> EncodedChunk --EpochMuxer.mux--> MuxedChunk
 
 A `StreamEncoder` belongs to a session and lives through reconnects. An `EpochMuxer` belongs to one epoch: time starts
-at 0 in it and goes on without a gap, also across reset. An `EncodedChunk` can be muxed in several epochs, as resume does.
+at 0 in it and goes on without a gap, also across reset. An `EncodedChunk` can be muxed in several epochs, as resume
+does.
 """
 
 from __future__ import annotations
