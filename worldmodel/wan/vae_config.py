@@ -1,0 +1,116 @@
+"""The geometry of a Wan VAE, read from a diffusers `AutoencoderKLWan` config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_REQUIRED = (
+    "base_dim",
+    "z_dim",
+    "dim_mult",
+    "num_res_blocks",
+    "temperal_downsample",
+    "latents_mean",
+    "latents_std",
+)
+
+# Settings of the Wan 2.2 VAE and others that this module doesn't implement, with the only value it accepts.
+_FIXED: dict[str, object] = {
+    "attn_scales": [],
+    "is_residual": False,
+    "patch_size": None,
+    "in_channels": 3,
+    "out_channels": 3,
+    "clip_output": True,
+}
+
+# Known settings without effect on a forward pass.
+_IGNORED = ("dropout", "scale_factor_spatial", "scale_factor_temporal")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VAEConfig:
+    """Sizes of the two networks and the statistics that normalise latents. Field names are the checkpoint's."""
+
+    base_dim: int
+    decoder_base_dim: int
+    z_dim: int
+    dim_mult: tuple[int, ...]
+    num_res_blocks: int
+    temperal_downsample: tuple[bool, ...]
+    latents_mean: tuple[float, ...]
+    latents_std: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.temperal_downsample) != len(self.dim_mult) - 1:
+            raise ValueError(
+                f"VAE config: temperal_downsample has {len(self.temperal_downsample)} entries, "
+                f"expected {len(self.dim_mult) - 1} (one less than dim_mult)"
+            )
+        for name in ("latents_mean", "latents_std"):
+            if len(getattr(self, name)) != self.z_dim:
+                raise ValueError(
+                    f"VAE config: {name} has {len(getattr(self, name))} entries, expected z_dim = {self.z_dim}"
+                )
+        if min(self.latents_std) <= 0:
+            raise ValueError(f"VAE config: latents_std must be positive, got {min(self.latents_std)}")
+        if min(self.base_dim, self.decoder_base_dim, self.z_dim, self.num_res_blocks, *self.dim_mult) < 1:
+            raise ValueError("VAE config: base_dim, z_dim, num_res_blocks and dim_mult must be at least 1")
+
+    @property
+    def spatial_factor(self) -> int:
+        """Pixels per latent along height and width."""
+        return int(2 ** (len(self.dim_mult) - 1))
+
+    @property
+    def temporal_factor(self) -> int:
+        """Media frames per latent frame after the first."""
+        return int(2 ** sum(self.temperal_downsample))
+
+
+def parse_vae_config(config: Mapping[str, object]) -> VAEConfig:
+    """Read a diffusers config.
+
+    Keys that start with an underscore are metadata. Raises `ValueError` for missing keys, for keys this module doesn't
+    know and for values it doesn't implement.
+    """
+    missing = [key for key in _REQUIRED if key not in config]
+    if missing:
+        raise ValueError(f"VAE config: missing {', '.join(missing)}")
+    known = {*_REQUIRED, *_FIXED, *_IGNORED, "decoder_base_dim"}
+    unknown = sorted(key for key in config if not key.startswith("_") and key not in known)
+    if unknown:
+        raise ValueError(f"VAE config: unknown settings {', '.join(unknown)}")
+    for key, accepted in _FIXED.items():
+        value = config.get(key, accepted)
+        if (list(value) if isinstance(value, tuple) else value) != accepted:
+            raise ValueError(f"VAE config: {key} = {value!r} is not supported, expected {accepted!r}")
+    decoder_base_dim = config.get("decoder_base_dim")
+    base_dim = _integer(config, "base_dim")
+    return VAEConfig(
+        base_dim=base_dim,
+        decoder_base_dim=base_dim if decoder_base_dim is None else _integer(config, "decoder_base_dim"),
+        z_dim=_integer(config, "z_dim"),
+        dim_mult=tuple(int(value) for value in _sequence(config, "dim_mult")),
+        num_res_blocks=_integer(config, "num_res_blocks"),
+        temperal_downsample=tuple(bool(value) for value in _sequence(config, "temperal_downsample")),
+        latents_mean=tuple(float(value) for value in _sequence(config, "latents_mean")),
+        latents_std=tuple(float(value) for value in _sequence(config, "latents_std")),
+    )
+
+
+def _integer(config: Mapping[str, object], key: str) -> int:
+    value = config[key]
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"VAE config: {key} must be an integer, got {value!r}")
+    return value
+
+
+def _sequence(config: Mapping[str, object], key: str) -> list:
+    value = config[key]
+    if not isinstance(value, list | tuple) or not value:
+        raise ValueError(f"VAE config: {key} must be a non-empty list, got {value!r}")
+    if not all(isinstance(item, int | float) for item in value):
+        raise ValueError(f"VAE config: {key} must hold numbers, got {value!r}")
+    return list(value)

@@ -1,0 +1,224 @@
+"""Layers of the Wan 2.1 VAE with the parameter names of diffusers' `AutoencoderKLWan`.
+
+Shape suffixes: B batch, T frames, H height, W width, C channels, O output channels, N = B*T, S = H*W.
+
+Activations are [B, T, H, W, C], contiguous. In that layout a frame is a channels-last image, a 1x1x1 convolution is a
+matrix product, and a causal convolution with three time taps is one two-dimensional convolution over the three taps
+stacked as channels. The stacked weights are built once by `fold`; before that, and as the twin in tests, a layer runs
+the three-dimensional convolution as it is written. Facts of the structure: LingBot-World v2 official code,
+wan/modules/vae2_1.py.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from worldmodel.wan.vae_cache import CacheCursor
+
+_TIME_TAPS = 3
+
+
+def _parameter(*shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.empty(shape), requires_grad=False)
+
+
+class RMSNorm(nn.Module):
+    """Scale each pixel's channel vector to length sqrt(C), times `gamma`; statistics in float32."""
+
+    def __init__(self, channels: int, num_trailing: int = 3) -> None:
+        super().__init__()
+        self.gamma = _parameter(channels, *([1] * num_trailing))
+
+    def forward(self, x_BTHWC: Tensor) -> Tensor:
+        x32_BTHWC = x_BTHWC.float()
+        channels = x_BTHWC.shape[-1]
+        length_BTHW1 = torch.linalg.vector_norm(x32_BTHWC, dim=-1, keepdim=True)
+        scale_BTHW1 = channels**0.5 / length_BTHW1.clamp_min(1e-12)
+        return (x32_BTHWC * scale_BTHW1).to(x_BTHWC.dtype).mul_(self.gamma.view(channels))
+
+
+class PointwiseConv(nn.Module):
+    """A convolution with a kernel of one, as a matrix product over channels."""
+
+    def __init__(self, in_channels: int, out_channels: int, num_trailing: int = 3) -> None:
+        super().__init__()
+        self.weight = _parameter(out_channels, in_channels, *([1] * num_trailing))
+        self.bias = _parameter(out_channels)
+
+    def forward(self, x_BTHWC: Tensor) -> Tensor:
+        return F.linear(x_BTHWC, self.weight.flatten(1), self.bias)
+
+
+class SpatialConv(nn.Module):
+    """A 3x3 convolution of each frame by itself. `padding` counts pixels on every side."""
+
+    def __init__(self, in_channels: int, out_channels: int, *, stride: int = 1, padding: int = 1) -> None:
+        super().__init__()
+        self.weight = _parameter(out_channels, in_channels, 3, 3)
+        self.bias = _parameter(out_channels)
+        self.stride = stride
+        self.padding = padding
+
+    def forward(self, x_BTHWC: Tensor) -> Tensor:
+        return _conv2d(x_BTHWC, self.weight, self.bias, self.stride, self.padding)
+
+
+class CausalConv(nn.Module):
+    """A convolution with three time taps that ends at the current frame, 3x3 or 1x1 in space, keeping the size."""
+
+    def __init__(self, in_channels: int, out_channels: int, spatial_kernel: int = 3) -> None:
+        super().__init__()
+        self.weight = _parameter(out_channels, in_channels, _TIME_TAPS, spatial_kernel, spatial_kernel)
+        self.bias = _parameter(out_channels)
+        self.folded: Tensor | None
+        self.register_buffer("folded", None, persistent=False)
+
+    def fold(self) -> None:
+        """Store the weight as [O, 3*C, kernel, kernel] in channels-last order.
+
+        `weight` becomes a view of the same storage: nothing is held twice, and copying new values into it is safe.
+        """
+        out_channels, in_channels, taps, height, width = self.weight.shape
+        storage = self.weight.detach().permute(0, 3, 4, 2, 1).contiguous()
+        self.folded = storage.view(out_channels, height, width, taps * in_channels).permute(0, 3, 1, 2)
+        self.weight = nn.Parameter(storage.permute(0, 4, 3, 1, 2), requires_grad=False)
+
+    def forward(self, x_BTHWC: Tensor, cursor: CacheCursor) -> Tensor:
+        """Convolve the frames with the history of the stream before them."""
+        history_BTHWC = cursor.take(x_BTHWC, _TIME_TAPS - 1)
+        padded_BTHWC = torch.cat([history_BTHWC, x_BTHWC], dim=1)
+        cursor.keep(padded_BTHWC[:, -(_TIME_TAPS - 1) :])
+        return self.convolve(padded_BTHWC)
+
+    def convolve(self, x_BTHWC: Tensor, time_stride: int = 1) -> Tensor:
+        """Convolve without padding in time: T frames give (T - 3) // time_stride + 1."""
+        padding = self.weight.shape[-1] // 2
+        if self.folded is None:
+            y_BOTHW = F.conv3d(
+                x_BTHWC.permute(0, 4, 1, 2, 3), self.weight, self.bias, (time_stride, 1, 1), (0, padding, padding)
+            )
+            return y_BOTHW.permute(0, 2, 3, 4, 1).contiguous()
+        last = x_BTHWC.shape[1] - (_TIME_TAPS - 1)
+        taps = [x_BTHWC[:, tap : tap + last : time_stride] for tap in range(_TIME_TAPS)]
+        stacked_BTHWC = torch.cat(taps, dim=-1)
+        if padding == 0:
+            return F.linear(stacked_BTHWC, self.folded.flatten(1), self.bias)
+        return _conv2d(stacked_BTHWC, self.folded, self.bias, 1, padding)
+
+
+class ResidualUnit(nn.Module):
+    """Twice norm, SiLU and causal convolution, added to the input."""
+
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__()
+        self.norm1 = RMSNorm(in_channels)
+        self.conv1 = CausalConv(in_channels, out_channels)
+        self.norm2 = RMSNorm(out_channels)
+        self.conv2 = CausalConv(out_channels, out_channels)
+        self.conv_shortcut = PointwiseConv(in_channels, out_channels) if in_channels != out_channels else None
+
+    def forward(self, x_BTHWC: Tensor, cursor: CacheCursor) -> Tensor:
+        skip_BTHWC = x_BTHWC if self.conv_shortcut is None else self.conv_shortcut(x_BTHWC)
+        y_BTHWC = self.conv1(F.silu(self.norm1(x_BTHWC), inplace=True), cursor)
+        y_BTHWC = self.conv2(F.silu(self.norm2(y_BTHWC), inplace=True), cursor)
+        return y_BTHWC.add_(skip_BTHWC)
+
+
+class SpatialAttention(nn.Module):
+    """Single-head attention among the pixels of each frame, added to the input."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = RMSNorm(channels, num_trailing=2)
+        self.to_qkv = PointwiseConv(channels, 3 * channels, num_trailing=2)
+        self.proj = PointwiseConv(channels, channels, num_trailing=2)
+
+    def forward(self, x_BTHWC: Tensor) -> Tensor:
+        qkv_N1SC = self.to_qkv(self.norm(x_BTHWC)).flatten(2, 3).flatten(0, 1).unsqueeze(1)
+        q_N1SC, k_N1SC, v_N1SC = qkv_N1SC.chunk(3, dim=-1)
+        mixed_N1SC = F.scaled_dot_product_attention(q_N1SC, k_N1SC, v_N1SC)
+        return x_BTHWC + self.proj(mixed_N1SC.reshape(x_BTHWC.shape))
+
+
+class MiddleStage(nn.Module):
+    """Residual unit, spatial attention, residual unit at the latent size."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.resnets = nn.ModuleList(ResidualUnit(channels, channels) for _ in range(2))
+        self.attentions = nn.ModuleList([SpatialAttention(channels)])
+
+    def forward(self, x_BTHWC: Tensor, cursor: CacheCursor) -> Tensor:
+        x_BTHWC = self.resnets[0](x_BTHWC, cursor)
+        x_BTHWC = self.attentions[0](x_BTHWC)
+        return self.resnets[1](x_BTHWC, cursor)
+
+
+class Downsample(nn.Module):
+    """Halve height and width, and with `halve_time` also the frames after the first of the stream."""
+
+    def __init__(self, channels: int, *, halve_time: bool) -> None:
+        super().__init__()
+        # Index 1 is the checkpoint's; index 0 is its parameterless padding, which `forward` does.
+        self.resample = nn.ModuleList([nn.Identity(), SpatialConv(channels, channels, stride=2, padding=0)])
+        self.time_conv = CausalConv(channels, channels, spatial_kernel=1) if halve_time else None
+
+    def forward(self, x_BTHWC: Tensor, cursor: CacheCursor) -> Tensor:
+        x_BTHWC = self.resample[1](F.pad(x_BTHWC, (0, 0, 0, 1, 0, 1)))
+        if self.time_conv is None:
+            return x_BTHWC
+        history_BTHWC = cursor.take(x_BTHWC, 1)
+        cursor.keep(x_BTHWC[:, -1:])
+        if not cursor.is_stream_start:
+            return self.time_conv.convolve(torch.cat([history_BTHWC, x_BTHWC], dim=1), time_stride=2)
+        # The opening frame has no partner: it passes, and is the history of the frames after it.
+        if x_BTHWC.shape[1] == 1:
+            return x_BTHWC
+        return torch.cat([x_BTHWC[:, :1], self.time_conv.convolve(x_BTHWC, time_stride=2)], dim=1)
+
+
+class Upsample(nn.Module):
+    """Double height and width, halve the channels, and with `double_time` double all frames but the stream's first."""
+
+    def __init__(self, channels: int, *, double_time: bool) -> None:
+        super().__init__()
+        # Index 1 is the checkpoint's; index 0 is its parameterless interpolation, which `forward` does.
+        self.resample = nn.ModuleList([nn.Identity(), SpatialConv(channels, channels // 2)])
+        self.time_conv = CausalConv(channels, 2 * channels, spatial_kernel=1) if double_time else None
+
+    def forward(self, x_BTHWC: Tensor, cursor: CacheCursor) -> Tensor:
+        if self.time_conv is not None:
+            x_BTHWC = self._double_time(self.time_conv, x_BTHWC, cursor)
+        return self._double_space(x_BTHWC)
+
+    def _double_time(self, time_conv: CausalConv, x_BTHWC: Tensor, cursor: CacheCursor) -> Tensor:
+        if not cursor.is_stream_start:
+            return _interleave_halves(time_conv(x_BTHWC, cursor))
+        # The opening latent frame stays one frame and never enters the history: the next one sees zeros before it.
+        opening_BTHWC, rest_BTHWC = x_BTHWC[:, :1], x_BTHWC[:, 1:]
+        if rest_BTHWC.shape[1] == 0:
+            cursor.keep(cursor.take(x_BTHWC, _TIME_TAPS - 1))
+            return opening_BTHWC
+        return torch.cat([opening_BTHWC, _interleave_halves(time_conv(rest_BTHWC, cursor))], dim=1)
+
+    def _double_space(self, x_BTHWC: Tensor) -> Tensor:
+        batch, time, height, width, channels = x_BTHWC.shape
+        spread = x_BTHWC[:, :, :, None, :, None].expand(batch, time, height, 2, width, 2, channels)
+        return self.resample[1](spread.reshape(batch, time, 2 * height, 2 * width, channels))
+
+
+def _interleave_halves(x_BTHWC: Tensor) -> Tensor:
+    """Turn the two halves of the channels into an even and an odd frame."""
+    batch, time, height, width, channels = x_BTHWC.shape
+    halves = x_BTHWC.view(batch, time, height, width, 2, channels // 2)
+    return halves.permute(0, 1, 4, 2, 3, 5).reshape(batch, 2 * time, height, width, channels // 2)
+
+
+def _conv2d(x_BTHWC: Tensor, weight: Tensor, bias: Tensor, stride: int, padding: int) -> Tensor:
+    """Convolve each frame; the permutes are views of channels-last images."""
+    batch, time = x_BTHWC.shape[:2]
+    images_NCHW = x_BTHWC.flatten(0, 1).permute(0, 3, 1, 2)
+    y_NOHW = F.conv2d(images_NCHW, weight, bias, stride, padding)
+    return y_NOHW.permute(0, 2, 3, 1).contiguous().unflatten(0, (batch, time))
