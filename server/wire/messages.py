@@ -252,7 +252,7 @@ class ChunkHeader(WireModel):
     session_id: str
     epoch: int
     run: int
-    chunk_index: int | None
+    chunk_index: int | None = None
     request_id: str | None = None
     applied: list[AppliedEventHeader] = []
     num_frames: int = 0
