@@ -1,0 +1,108 @@
+"""Bounds on what a client sends: rates, prompt length, JSON depth. Images have theirs in `uploads.py`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import NoReturn
+
+from server.errors import BadInput, ErrorCode, Unavailable
+
+# A JSON string, or one bracket. Strings are matched whole, so that brackets inside them don't count.
+_TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]', re.DOTALL)
+
+
+class RateLimiter:
+    """A token bucket: `per_second` on average, bursts of up to one second's worth (at least one)."""
+
+    def __init__(self, per_second: float) -> None:
+        self._per_second = per_second
+        self._burst = max(1.0, per_second)
+        self._tokens = self._burst
+        self._filled_at: float | None = None
+
+    def take(self, now: float) -> bool:
+        """Take one token if there is one."""
+        if self._filled_at is not None:
+            self._tokens = min(self._burst, self._tokens + (now - self._filled_at) * self._per_second)
+        self._filled_at = now
+        if self._tokens < 1.0:
+            return False
+        self._tokens -= 1.0
+        return True
+
+    def require(self, now: float, *, what: str, key: str) -> None:
+        """Take one token or raise `Unavailable` that names the configuration key."""
+        if not self.take(now):
+            raise Unavailable(ErrorCode.RATE_LIMITED, f"more than {self._per_second:g} {what} ({key})")
+
+
+def check_prompt(prompt: str, *, max_chars: int, field: str = "prompt") -> None:
+    if len(prompt) > max_chars:
+        raise BadInput(
+            ErrorCode.PROMPT_TOO_LONG,
+            f"{field} has {len(prompt)} characters: expected at most {max_chars} (limits.max_prompt_chars)",
+            field=field,
+        )
+
+
+def parse_json_object(text: str, *, max_depth: int) -> dict[str, object]:
+    """Parse a JSON object strictly: bounded depth, finite numbers, no lone surrogates.
+
+    Raises `BadInput` with code `bad_json`.
+    """
+    _check_depth(text, max_depth)
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite_float)
+    except ValueError as error:
+        raise BadInput(ErrorCode.BAD_JSON, f"the message is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise BadInput(ErrorCode.BAD_JSON, f"expected a JSON object, got {_json_type(value)}")
+    if "\\ud" in text or "\\uD" in text:
+        _check_surrogates(value)
+    return value
+
+
+def _check_depth(text: str, max_depth: int) -> None:
+    depth = 0
+    for match in _TOKEN.finditer(text):
+        token = match.group()
+        if token in "[{":
+            depth += 1
+            if depth > max_depth:
+                raise BadInput(
+                    ErrorCode.BAD_JSON, f"the JSON is nested deeper than {max_depth} levels (limits.max_json_depth)"
+                )
+        elif token in "]}":
+            depth -= 1
+
+
+def _check_surrogates(value: object) -> None:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise BadInput(ErrorCode.BAD_JSON, "the JSON holds half of a surrogate pair, which is no character") from error
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _finite_float(text: str) -> float:
+    value = float(text)
+    if value in (float("inf"), float("-inf")):
+        raise ValueError(f"{text[:40]} is too large a number")
+    return value
+
+
+_JSON_TYPES: tuple[tuple[Callable[[object], bool], str], ...] = (
+    (lambda value: value is None, "null"),
+    (lambda value: isinstance(value, bool), "a boolean"),
+    (lambda value: isinstance(value, int | float), "a number"),
+    (lambda value: isinstance(value, str), "a string"),
+)
+
+
+def _json_type(value: object) -> str:
+    return next((name for test, name in _JSON_TYPES if test(value)), "an array")

@@ -1,0 +1,97 @@
+"""When may the next chunk start, and when will the viewer run dry. No clock of its own: every call says the time.
+
+With `lead_chunks` = 1, and chunk 3 the last whose first frame was shown:
+
+    shown ... 3 |  4 playing next  |  5 may start  |  6 waits
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+from server.wire.messages import Pacing
+
+
+class PacingGate:
+    """Decide when chunk k of a run may start.
+
+    All modes: k <= sent + 1 + lead_chunks, so a socket that doesn't drain stops its own ticks. Mode `playback` and
+    `clock`: also k <= shown + 1 + lead_chunks, with `shown` reported by the client or by a virtual viewer who plays at
+    media rate and waits for chunks that come late.
+    """
+
+    def __init__(self, *, mode: Pacing, lead_chunks: int, fps: int) -> None:
+        self.mode = mode
+        self._lead_chunks = lead_chunks
+        self._fps = fps
+        self._shown = -1
+        self._sent = -1
+        self._dry_at: float | None = None
+        self._viewer_starts: deque[tuple[int, float]] = deque()
+
+    @property
+    def shown(self) -> int:
+        return self._shown
+
+    @property
+    def sent(self) -> int:
+        """Last chunk of this run that was handed to a socket, or that the client says it has."""
+        return self._sent
+
+    def opens_at(self, chunk_index: int, now: float) -> float | None:
+        """Return when the chunk may start: `now` or earlier if it may, None if that depends on the client."""
+        needed = chunk_index - 1 - self._lead_chunks
+        if needed > self._sent:
+            return None
+        match self.mode:
+            case Pacing.FREE:
+                return now
+            case Pacing.PLAYBACK:
+                return now if needed <= self._shown else None
+            case Pacing.CLOCK:
+                return self._viewer_reaches(needed, now)
+
+    def deadline(self) -> float | None:
+        """Return when the viewer has nothing left to show; None before the first chunk, infinity for `free`."""
+        return math.inf if self.mode is Pacing.FREE else self._dry_at
+
+    def chunk_ready(self, chunk_index: int, num_media_frames: int, now: float) -> None:
+        """Note that a chunk could be sent from now on."""
+        starts_at = now if self._dry_at is None else max(now, self._dry_at)
+        self._dry_at = starts_at + num_media_frames / self._fps
+        if self.mode is Pacing.CLOCK:
+            self._viewer_starts.append((chunk_index, starts_at))
+
+    def chunk_sent(self, chunk_index: int) -> None:
+        self._sent = max(self._sent, chunk_index)
+
+    def chunk_shown(self, chunk_index: int, buffered_ms: float, now: float) -> None:
+        """Note a client's report. Reports of other modes than `playback` only correct the deadline."""
+        if self.mode is Pacing.PLAYBACK:
+            self._shown = max(self._shown, chunk_index)
+        self._dry_at = now + buffered_ms / 1000
+
+    def resume(self, last_chunk_index: int, now: float) -> None:
+        """Go on with a client that holds everything up to `last_chunk_index` and may have lost its player's buffer."""
+        self._sent = last_chunk_index
+        self._shown = max(self._shown, last_chunk_index)
+        self._dry_at = now
+        self._viewer_starts = deque(entry for entry in self._viewer_starts if entry[0] > last_chunk_index)
+
+    def restart(self) -> None:
+        """Begin a run."""
+        self._shown = -1
+        self._sent = -1
+        self._dry_at = None
+        self._viewer_starts.clear()
+
+    def _viewer_reaches(self, chunk_index: int, now: float) -> float | None:
+        while self._viewer_starts and self._viewer_starts[0][1] <= now:
+            self._shown = max(self._shown, self._viewer_starts.popleft()[0])
+        if chunk_index <= self._shown:
+            return now
+        for index, starts_at in self._viewer_starts:
+            if index >= chunk_index:
+                return starts_at
+        return None

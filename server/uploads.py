@@ -1,0 +1,118 @@
+"""Start images: kept in their file form until a session needs pixels, decoded in threads, bounded before decoding.
+
+PNG, JPEG and WebP only. Nothing is fetched from anywhere.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from server.config import LimitsSection
+from server.errors import BadInput, ErrorCode, Unavailable, UnknownId
+from server.ids import UploadId, new_upload_id
+from worldmodel.messages import ImageSize
+
+FORMATS = ("PNG", "JPEG", "WEBP")
+MIME_TYPES = ("image/png", "image/jpeg", "image/webp")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RawImage:
+    """uint8 RGB pixels, row by row."""
+
+    size: ImageSize
+    pixels: bytes
+
+
+class UploadStore:
+    """Keeps uploaded images for sessions to come, at most `max_uploads`; the least recently used goes first.
+
+    An image may be used by any number of sessions of the owner who sent it.
+    """
+
+    def __init__(self, max_uploads: int) -> None:
+        self._max_uploads = max_uploads
+        self._images: OrderedDict[UploadId, tuple[str | None, bytes]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def add(self, image: bytes, *, owner: str | None) -> UploadId:
+        upload_id = new_upload_id()
+        self._images[upload_id] = (owner, image)
+        while len(self._images) > self._max_uploads:
+            self._images.popitem(last=False)
+        return upload_id
+
+    def get(self, upload_id: str, *, owner: str | None, field: str) -> bytes:
+        """Return the image's file bytes. Raises `UnknownId`, also for another owner's upload."""
+        key = UploadId(upload_id)
+        entry = self._images.get(key)
+        if entry is None or entry[0] != owner:
+            raise UnknownId(
+                ErrorCode.UNKNOWN_UPLOAD, f"there is no upload {upload_id[:64]!r}, or no longer", field=field
+            )
+        self._images.move_to_end(key)
+        return entry[1]
+
+
+def decode_base64(text: str, *, limits: LimitsSection, field: str) -> bytes:
+    """Decode a base64 image; an optional `data:` prefix is accepted."""
+    body = text.partition(",")[2] if text.startswith("data:") else text
+    check_image_bytes(len(body) * 3 // 4, limits=limits, field=field)
+    try:
+        return base64.b64decode(body, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise BadInput(ErrorCode.BAD_IMAGE, f"{field} is not base64: {error}", field=field) from error
+
+
+def check_image_bytes(num_bytes: int, *, limits: LimitsSection, field: str) -> None:
+    if num_bytes > limits.max_image_bytes + 2:
+        raise BadInput(
+            ErrorCode.BAD_IMAGE,
+            f"the image has {num_bytes} bytes: expected at most {limits.max_image_bytes} (limits.max_image_bytes)",
+            field=field,
+        )
+
+
+def decode_image(image: bytes, *, limits: LimitsSection, field: str) -> RawImage:
+    """Decode an image file to upright RGB; blocks, so call it in a thread.
+
+    Raises `BadInput` with code `bad_image`, before any pixel is decoded if the size is the reason.
+    """
+    check_image_bytes(len(image), limits=limits, field=field)
+    try:
+        with Image.open(io.BytesIO(image), formats=FORMATS) as opened:
+            _check_pixels(opened.width, opened.height, limits=limits, field=field)
+            upright = ImageOps.exif_transpose(opened)
+            assert upright is not None
+            rgb = upright.convert("RGB")
+    except UnidentifiedImageError as error:
+        raise BadInput(ErrorCode.BAD_IMAGE, "the image is no PNG, JPEG or WebP", field=field) from error
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise BadInput(ErrorCode.BAD_IMAGE, "the image has far too many pixels", field=field) from error
+    except (OSError, ValueError, SyntaxError, EOFError, MemoryError, IndexError, KeyError, TypeError) as error:
+        # Pillow's parsers raise all of these for damaged files.
+        raise BadInput(ErrorCode.BAD_IMAGE, "the image is damaged and can't be decoded", field=field) from error
+    return RawImage(size=ImageSize(width=rgb.width, height=rgb.height), pixels=rgb.tobytes())
+
+
+def _check_pixels(width: int, height: int, *, limits: LimitsSection, field: str) -> None:
+    if width * height > limits.max_image_pixels:
+        raise BadInput(
+            ErrorCode.BAD_IMAGE,
+            f"the image is {width}x{height}, {width * height} pixels: expected at most {limits.max_image_pixels} "
+            "(limits.max_image_pixels)",
+            field=field,
+        )
+
+
+def body_too_large(limit_bytes: int, key: str) -> Unavailable:
+    """Make the error for a request body above a limit."""
+    return Unavailable(ErrorCode.TOO_LARGE, f"the request has more than {limit_bytes} bytes ({key})")
