@@ -8,7 +8,8 @@ In an extent, frame f lies in slot f while f < S, else in slot S + (f - S) % W:
     slot   0 .. S-1 | S .. S+W-1
            sink     | ring: frame f replaces frame f - W, which a chunk that ends after f can't see
 
-so the visible set always fills slots 0 .. count-1, and a chunk writes only where frames outside its own visible set lie.
+so the visible set always fills slots 0 .. count-1, and a chunk writes only where frames outside its own visible set
+lie.
 """
 
 from __future__ import annotations

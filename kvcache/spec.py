@@ -172,13 +172,6 @@ class KVSpec:
             raise ValueError(f"branch {branch} ({self.branches[branch].name!r}) is not on this worker")
         return slot
 
-    def cross_store(self, name: str) -> CrossStoreSpec:
-        """Find a cross store by name. Raises ValueError naming the known ones."""
-        for store in self.cross_stores:
-            if store.name == name:
-                return store
-        raise ValueError(f"unknown cross store {name!r}: expected one of {[store.name for store in self.cross_stores]}")
-
     def num_pages(self, num_sessions: int) -> int:
         """Pages that `num_sessions` sessions need, without `RESERVED_PAGES`.
 

@@ -1,0 +1,49 @@
+"""Attention over K/V that is laid out already: no mask, no rotation, no cache. A Protocol and its torch reference.
+
+Shapes: N query tokens, S key tokens, H heads, D head size.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class Attention(Protocol):
+    """Full attention of N queries over S keys, scaled by 1 / sqrt(D)."""
+
+    @property
+    def name(self) -> str:
+        """Name shown to operators as the attention backend."""
+        ...
+
+    def __call__(self, q_NHD: Tensor, k_SHD: Tensor, v_SHD: Tensor, *, logit_bias_S: Tensor | None = None) -> Tensor:
+        """Return the attended values [N, H, D] in the dtype of `q_NHD`.
+
+        `logit_bias_S` (float32) is added to the scaled logits of each key: log(c) makes one row count as c equal rows.
+        """
+        ...
+
+
+class TorchAttention:
+    """`scaled_dot_product_attention` of torch, which picks the kernel."""
+
+    name = "torch_sdpa"
+
+    def __call__(self, q_NHD: Tensor, k_SHD: Tensor, v_SHD: Tensor, *, logit_bias_S: Tensor | None = None) -> Tensor:
+        # The views below move no data: kernels take any stride but that of the last dimension.
+        q_BHND, k_BHSD, v_BHSD = (x.transpose(0, 1).unsqueeze(0) for x in (q_NHD, k_SHD, v_SHD))
+        bias_BHNS = None
+        if logit_bias_S is not None:
+            bias_BHNS = logit_bias_S.to(torch.float32).view(1, 1, 1, -1)
+            if q_NHD.dtype != torch.float32:
+                # A bias of log(500) rounded to bfloat16 would change a row's weight by about 1 %.
+                out_BHND = F.scaled_dot_product_attention(
+                    q_BHND.float(), k_BHSD.float(), v_BHSD.float(), attn_mask=bias_BHNS
+                )
+                return out_BHND.to(q_NHD.dtype).squeeze(0).transpose(0, 1)
+        out_BHND = F.scaled_dot_product_attention(q_BHND, k_BHSD, v_BHSD, attn_mask=bias_BHNS)
+        return out_BHND.squeeze(0).transpose(0, 1)

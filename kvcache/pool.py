@@ -1,0 +1,181 @@
+"""The K/V storage of self-attention, allocated once. Moves rows where `slots` says; decides nothing.
+
+Shapes: E extents, P pages, X rows of an extent, T tokens a latent frame, N tokens of the chunk in flight, R registers,
+S visible rows, H heads, D head size. One K and one V tensor per layer.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from kvcache import slots
+from kvcache.page_table import StagedChunk
+from kvcache.spec import RESERVED_PAGES, KVSpec, Storage
+
+
+class BoundChunk(Protocol):
+    """The rows of one chunk in flight. `local_slot` names the branch; arguments are checked by the caller."""
+
+    def write(self, layer: int, local_slot: int, k_NHD: Tensor, v_NHD: Tensor) -> None:
+        """Copy the chunk's K/V to its rows, over what an earlier forward left there."""
+        ...
+
+    def write_registers(self, layer: int, local_slot: int, k_RHD: Tensor, v_RHD: Tensor) -> None:
+        """Copy the chunk's non-video K/V to the register rows."""
+        ...
+
+    def visible(self, layer: int, local_slot: int, num_registers: int) -> tuple[Tensor, Tensor]:
+        """Return K and V [S, H, D]: `num_registers` register rows, then the visible frames in storage order."""
+        ...
+
+
+class KVPool(Protocol):
+    """Storage for all sessions of a worker."""
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    @property
+    def example(self) -> Tensor:
+        """Any tensor of the storage: its dtype and device are those of all K/V."""
+        ...
+
+    def bind(self, staged: StagedChunk) -> BoundChunk:
+        """Work out the rows of a staged chunk."""
+        ...
+
+
+def allocate_pool(spec: KVSpec, capacity: int, device: torch.device, dtype: torch.dtype) -> KVPool:
+    """Allocate the storage of `capacity` sessions."""
+    if spec.effective_storage is Storage.EXTENTS:
+        return ExtentPool(spec, capacity, device, dtype)
+    return PagePool(spec, capacity, device, dtype)
+
+
+def allocate(num: int, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Allocate `num` zeroed tensors that can be written both inside and outside inference mode."""
+    with torch.inference_mode(False):
+        return tuple(torch.zeros(shape, device=device, dtype=dtype) for _ in range(num))
+
+
+def _total_bytes(*groups: tuple[Tensor, ...]) -> int:
+    return sum(tensor.nbytes for group in groups for tensor in group)
+
+
+class ExtentPool:
+    """One contiguous extent per session and local branch, used as a ring; attention reads one view of it."""
+
+    def __init__(self, spec: KVSpec, capacity: int, device: torch.device, dtype: torch.dtype) -> None:
+        self.spec = spec
+        shape = (capacity * spec.num_local_branches, spec.extent_tokens, spec.num_kv_heads, spec.head_dim)
+        self.k_EXHD = allocate(spec.num_layers, shape, device, dtype)
+        self.v_EXHD = allocate(spec.num_layers, shape, device, dtype)
+
+    @property
+    def num_bytes(self) -> int:
+        return _total_bytes(self.k_EXHD, self.v_EXHD)
+
+    @property
+    def example(self) -> Tensor:
+        return self.k_EXHD[0]
+
+    def bind(self, staged: StagedChunk) -> BoundChunk:
+        return _ExtentChunk(self, staged)
+
+
+class _ExtentChunk:
+    def __init__(self, pool: ExtentPool, staged: StagedChunk) -> None:
+        spec = pool.spec
+        self._pool = pool
+        self._extents = [slots.extent_index(spec, staged, slot) for slot in range(spec.num_local_branches)]
+        self._runs = slots.write_runs(spec, staged)
+        self._first_row, self._end_row = slots.visible_rows(spec, staged)
+
+    @torch.no_grad()
+    def write(self, layer: int, local_slot: int, k_NHD: Tensor, v_NHD: Tensor) -> None:
+        extent = self._extents[local_slot]
+        for rows_XHD, new_NHD in ((self._pool.k_EXHD[layer][extent], k_NHD), (self._pool.v_EXHD[layer][extent], v_NHD)):
+            for run in self._runs:
+                target_NHD = rows_XHD[run.target_row : run.target_row + run.num_rows]
+                target_NHD.copy_(new_NHD[run.source_row : run.source_row + run.num_rows])
+
+    @torch.no_grad()
+    def write_registers(self, layer: int, local_slot: int, k_RHD: Tensor, v_RHD: Tensor) -> None:
+        extent = self._extents[local_slot]
+        first = self._first_row - k_RHD.shape[0]
+        self._pool.k_EXHD[layer][extent, first : self._first_row].copy_(k_RHD)
+        self._pool.v_EXHD[layer][extent, first : self._first_row].copy_(v_RHD)
+
+    def visible(self, layer: int, local_slot: int, num_registers: int) -> tuple[Tensor, Tensor]:
+        extent, first = self._extents[local_slot], self._first_row - num_registers
+        return (
+            self._pool.k_EXHD[layer][extent, first : self._end_row],
+            self._pool.v_EXHD[layer][extent, first : self._end_row],
+        )
+
+
+class PagePool:
+    """Single latent frames in any order; attention reads a gathered copy."""
+
+    def __init__(self, spec: KVSpec, capacity: int, device: torch.device, dtype: torch.dtype) -> None:
+        self.spec = spec
+        heads = (spec.num_kv_heads, spec.head_dim)
+        pages = (spec.num_pages(capacity) + RESERVED_PAGES, spec.tokens_per_latent_frame, *heads)
+        registers = (spec.num_local_branches, spec.register_tokens, *heads)
+        self.k_PTHD = allocate(spec.num_layers, pages, device, dtype)
+        self.v_PTHD = allocate(spec.num_layers, pages, device, dtype)
+        self.k_registers_BRHD = allocate(spec.num_layers, registers, device, dtype)
+        self.v_registers_BRHD = allocate(spec.num_layers, registers, device, dtype)
+        self.device = device
+
+    @property
+    def num_bytes(self) -> int:
+        return _total_bytes(self.k_PTHD, self.v_PTHD, self.k_registers_BRHD, self.v_registers_BRHD)
+
+    @property
+    def example(self) -> Tensor:
+        return self.k_PTHD[0]
+
+    def bind(self, staged: StagedChunk) -> BoundChunk:
+        return _PagedChunk(self, staged)
+
+
+class _PagedChunk:
+    def __init__(self, pool: PagePool, staged: StagedChunk) -> None:
+        local_slots = range(pool.spec.num_local_branches)
+        self._pool = pool
+        self._chunk = [_index(slots.chunk_pages(staged, slot), pool.device) for slot in local_slots]
+        self._visible = [_index(slots.visible_pages(staged, slot), pool.device) for slot in local_slots]
+
+    @torch.no_grad()
+    def write(self, layer: int, local_slot: int, k_NHD: Tensor, v_NHD: Tensor) -> None:
+        index_F = self._chunk[local_slot]
+        for pages_PTHD, new_NHD in ((self._pool.k_PTHD[layer], k_NHD), (self._pool.v_PTHD[layer], v_NHD)):
+            pages_PTHD.index_copy_(0, index_F, new_NHD.reshape(-1, *pages_PTHD.shape[1:]))
+
+    @torch.no_grad()
+    def write_registers(self, layer: int, local_slot: int, k_RHD: Tensor, v_RHD: Tensor) -> None:
+        self._pool.k_registers_BRHD[layer][local_slot, : k_RHD.shape[0]].copy_(k_RHD)
+        self._pool.v_registers_BRHD[layer][local_slot, : v_RHD.shape[0]].copy_(v_RHD)
+
+    def visible(self, layer: int, local_slot: int, num_registers: int) -> tuple[Tensor, Tensor]:
+        pool, index_F = self._pool, self._visible[local_slot]
+        k_SHD = pool.k_PTHD[layer].index_select(0, index_F).flatten(0, 1)
+        v_SHD = pool.v_PTHD[layer].index_select(0, index_F).flatten(0, 1)
+        if not num_registers:
+            return k_SHD, v_SHD
+        return (
+            torch.cat((pool.k_registers_BRHD[layer][local_slot, :num_registers], k_SHD)),
+            torch.cat((pool.v_registers_BRHD[layer][local_slot, :num_registers], v_SHD)),
+        )
+
+
+def _index(pages: tuple[int, ...], device: torch.device) -> Tensor:
+    index_F = torch.tensor(pages, dtype=torch.int64)
+    if device.type == "cuda":
+        # Pinned, so that the copy doesn't make the host wait for the device.
+        return index_F.pin_memory().to(device, non_blocking=True)
+    return index_F.to(device)

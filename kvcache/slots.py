@@ -1,0 +1,61 @@
+"""From the accounting of a chunk in flight to row and page indices of the storage. Plain Python over ints.
+
+Rows of an extent, in tokens:
+
+    0 .. R-1                    | R .. R + frames * T - 1
+    registers, aligned to the end | sink and ring, T tokens a frame
+
+A chunk with r registers reads rows R - r up to the end of the visible frames: one contiguous run, whatever r is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvcache.page_table import StagedChunk, ring_slot
+from kvcache.spec import KVSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowRun:
+    """Rows `source_row ..` of a chunk's tokens that go to rows `target_row ..` of an extent."""
+
+    source_row: int
+    target_row: int
+    num_rows: int
+
+
+def extent_index(spec: KVSpec, staged: StagedChunk, local_slot: int) -> int:
+    """Return the index, in the pool, of the session's extent for a local branch."""
+    assert staged.extent is not None, "the chunk is not stored in extents"
+    return staged.extent * spec.num_local_branches + local_slot
+
+
+def visible_rows(spec: KVSpec, staged: StagedChunk) -> tuple[int, int]:
+    """Return first and end row of the visible frames in an extent, without registers."""
+    first = spec.register_tokens
+    return first, first + len(staged.visible) * spec.tokens_per_latent_frame
+
+
+def write_runs(spec: KVSpec, staged: StagedChunk) -> tuple[RowRun, ...]:
+    """Return where the chunk's tokens go in an extent, as few runs as there are (two when the ring wraps)."""
+    tokens = spec.tokens_per_latent_frame
+    runs: list[RowRun] = []
+    for index, frame in enumerate(staged.latent_frames):
+        target = spec.register_tokens + ring_slot(spec, frame) * tokens
+        last = runs[-1] if runs else None
+        if last is not None and last.target_row + last.num_rows == target:
+            runs[-1] = RowRun(source_row=last.source_row, target_row=last.target_row, num_rows=last.num_rows + tokens)
+        else:
+            runs.append(RowRun(source_row=index * tokens, target_row=target, num_rows=tokens))
+    return tuple(runs)
+
+
+def chunk_pages(staged: StagedChunk, local_slot: int) -> tuple[int, ...]:
+    """Return the page of each frame of the chunk, for one local branch."""
+    return tuple(pages[local_slot] for pages in staged.pages)
+
+
+def visible_pages(staged: StagedChunk, local_slot: int) -> tuple[int, ...]:
+    """Return the page of each visible frame in storage order, for one local branch."""
+    return tuple(pages[local_slot] for pages in staged.visible_pages)

@@ -1,0 +1,193 @@
+"""One chunk in flight: staged K/V and cross stores that a commit makes visible at once and a rollback discards.
+
+Knows nothing of the model. Does not import torch when imported, so that light code may name its types.
+
+Shapes: N tokens of the chunk in (frame, row, column) order, or query tokens; R registers; S visible rows; H heads;
+D head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from kvcache.checks import check_index, check_rows
+from kvcache.errors import ChunkIncomplete, TransactionClosed
+from kvcache.page_table import PageTable, StagedChunk
+from kvcache.spec import KVSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kvcache.attention import Attention
+    from kvcache.cross_store import CrossStore, CrossStores
+    from kvcache.pool import BoundChunk, KVPool
+
+
+class ChunkState(StrEnum):
+    OPEN = "open"
+    COMMITTED = "committed"
+    ROLLED_BACK = "rolled back"
+
+
+class ChunkTransaction:
+    """Stage the K/V of one chunk of one session. Made by `Lease.begin_chunk`; ends with one commit or rollback.
+
+    A denoising step writes each layer's K/V and attends over history and chunk; the next step writes over it; the
+    forward at timestep 0 writes what stays. A rollback leaves the K/V of every frame that the same chunk sees when it
+    is run again as it was. A shorter chunk may see frames that the longer one evicted; it is refused (`FramesLost`).
+    """
+
+    def __init__(
+        self,
+        *,
+        spec: KVSpec,
+        table: PageTable,
+        staged: StagedChunk,
+        pool: KVPool,
+        cross: CrossStores,
+        attention: Attention,
+        on_close: Callable[[], None],
+    ) -> None:
+        self._spec = spec
+        self._table = table
+        self._staged = staged
+        self._bound: BoundChunk = pool.bind(staged)
+        self._like = pool.example
+        self._cross = cross
+        self._attention = attention
+        self._on_close = on_close
+        self._written: set[tuple[int, int]] = set()
+        self._num_registers: dict[tuple[int, int], int] = {}
+        self._state = ChunkState.OPEN
+
+    # ---------------------------------------------------------------- facts
+
+    @property
+    def state(self) -> ChunkState:
+        return self._state
+
+    @property
+    def first_latent_frame(self) -> int:
+        """Absolute index of the chunk's first latent frame since the start of the run."""
+        return self._staged.first_latent_frame
+
+    @property
+    def num_latent_frames(self) -> int:
+        return self._staged.num_latent_frames
+
+    @property
+    def visible_latent_frames(self) -> tuple[int, ...]:
+        """Absolute indices of all frames the chunk attends to, its own included, in storage order.
+
+        Storage order is by ring slot in extents (sink, then the ring from its first slot), ascending in pages.
+        """
+        return self._staged.visible
+
+    # ---------------------------------------------------------------- self-attention
+
+    def write(self, layer: int, k_NHD: Tensor, v_NHD: Tensor, *, branch: int = 0) -> None:
+        """Copy the chunk's K and V of one layer to its rows; N = frames * tokens per frame. May be repeated.
+
+        Raises ValueError for another shape, dtype or device than the cache's.
+        """
+        slot = self._locate("write", layer, branch)
+        num_tokens = self.num_latent_frames * self._spec.tokens_per_latent_frame
+        self._check_pair(layer, k_NHD, v_NHD, num_tokens)
+        if not self._written:
+            self._table.mark_overwritten(self._staged)
+        self._bound.write(layer, slot, k_NHD, v_NHD)
+        self._written.add((layer, slot))
+
+    def write_registers(self, layer: int, k_RHD: Tensor, v_RHD: Tensor, *, branch: int = 0) -> None:
+        """Copy K and V of non-video tokens that `attend` sees until they are replaced or the chunk ends.
+
+        R is 0 up to the spec's `register_tokens`; 0 takes them out of sight.
+        """
+        slot = self._locate("write_registers", layer, branch)
+        num_registers = int(k_RHD.shape[0])
+        if num_registers > self._spec.register_tokens:
+            raise ValueError(f"registers: at most {self._spec.register_tokens} tokens, got {num_registers}")
+        self._check_pair(layer, k_RHD, v_RHD, num_registers)
+        self._bound.write_registers(layer, slot, k_RHD, v_RHD)
+        self._num_registers[layer, slot] = num_registers
+
+    def attend(self, layer: int, q_NHD: Tensor, *, branch: int = 0) -> Tensor:
+        """Return attention [N, H, D] of any queries over registers, history and the chunk in flight.
+
+        Raises ChunkIncomplete if the chunk's own K/V of this layer was not written.
+        """
+        slot = self._locate_written("attend", layer, branch)
+        k_SHD, v_SHD = self._bound.visible(layer, slot, self._num_registers.get((layer, slot), 0))
+        return self._attention(q_NHD, k_SHD, v_SHD)
+
+    def visible(self, layer: int, *, branch: int = 0) -> tuple[Tensor, Tensor]:
+        """Return K and V [S, H, D] of the visible frames in storage order, without registers.
+
+        Extents give views that the next write changes; pages give copies.
+        """
+        slot = self._locate_written("visible", layer, branch)
+        return self._bound.visible(layer, slot, 0)
+
+    def cross_store(self, name: str, *, branch: int = 0) -> CrossStore:
+        """Return the staged view of a cross store. Raises ValueError for an unknown name."""
+        self._require_open("cross_store")
+        return self._cross.view(name, self._spec.local_slot(branch), self._require_open, self._attention)
+
+    # ---------------------------------------------------------------- end
+
+    def commit(self) -> None:
+        """Make the chunk's frames and cross stores the session's, and evict frames that left the window.
+
+        Raises ChunkIncomplete, with the chunk still open, unless every layer of every local branch was written.
+        """
+        self._require_open("commit")
+        layers, slots = range(self._spec.num_layers), range(self._spec.num_local_branches)
+        missing = [(layer, slot) for slot in slots for layer in layers if (layer, slot) not in self._written]
+        if missing:
+            layer, slot = missing[0]
+            raise ChunkIncomplete(
+                f"commit: {len(missing)} of {len(layers) * len(slots)} layers were not written, "
+                f"the first is layer {layer} of local branch {slot}"
+            )
+        self._state = ChunkState.COMMITTED
+        try:
+            self._table.commit(self._staged)
+            self._cross.commit()
+        finally:
+            self._on_close()
+
+    def rollback(self) -> None:
+        """Discard everything staged. Does nothing if that was done before; raises TransactionClosed after a commit."""
+        if self._state is ChunkState.ROLLED_BACK:
+            return
+        self._require_open("rollback")
+        self._state = ChunkState.ROLLED_BACK
+        try:
+            self._table.rollback(self._staged)
+            self._cross.rollback()
+        finally:
+            self._on_close()
+
+    # ---------------------------------------------------------------- checks
+
+    def _require_open(self, action: str) -> None:
+        if self._state is not ChunkState.OPEN:
+            raise TransactionClosed(action, first_latent_frame=self.first_latent_frame, state=self._state)
+
+    def _locate(self, action: str, layer: int, branch: int) -> int:
+        self._require_open(action)
+        check_index("layer", layer, self._spec.num_layers)
+        return self._spec.local_slot(branch)
+
+    def _locate_written(self, action: str, layer: int, branch: int) -> int:
+        slot = self._locate(action, layer, branch)
+        if (layer, slot) not in self._written:
+            raise ChunkIncomplete(f"{action}: the chunk has not written layer {layer} of branch {branch}")
+        return slot
+
+    def _check_pair(self, layer: int, k_XHD: Tensor, v_XHD: Tensor, num_rows: int) -> None:
+        shape = (num_rows, self._spec.num_kv_heads, self._spec.head_dim)
+        check_rows(f"K of layer {layer}", k_XHD, shape, self._like)
+        check_rows(f"V of layer {layer}", v_XHD, shape, self._like)
