@@ -1,0 +1,190 @@
+"""docs/protocol.md says what the code does: its examples parse, and it names every message, field and code."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+from websockets.asyncio.server import ServerConnection, serve
+
+from server import errors
+from server.wire import export
+from server.wire.binary import pack_chunk, unpack_chunk
+from server.wire.messages import ChunkHeader, Pacing, SessionState, StreamFormat
+from worldmodel.lingbot import controls
+
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs/protocol.md"
+TEXT = DOCUMENT.read_text(encoding="utf-8")
+ALL_MESSAGES = (*export.client_messages(), *export.server_messages(), export.chunk_message())
+
+
+def section(heading: str) -> str:
+    """Text below a heading, up to the next heading of the same or a higher level."""
+    found = re.search(rf"^(#+) {re.escape(heading)}\n", TEXT, re.MULTILINE)
+    assert found, f"docs/protocol.md has no heading {heading!r}"
+    rest = TEXT[found.end() :]
+    end = re.search(rf"^#{{1,{len(found[1])}}} ", rest, re.MULTILINE)
+    return rest[: end.start()] if end else rest
+
+
+def fenced(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{re.escape(language)}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def message_examples(message: export.WireMessage) -> list[str]:
+    return fenced(section(f"`{message.name}`"), "json")
+
+
+@pytest.mark.parametrize("message", ALL_MESSAGES, ids=lambda message: message.name)
+def test_examples_of_a_message_parse_and_fit_its_schema(message: export.WireMessage) -> None:
+    examples = message_examples(message)
+    assert examples, f"no example of {message.name}"
+    validator = Draft202012Validator(export.message_schema(message))
+    for example in examples:
+        message.model.model_validate_json(example)
+        validator.validate(json.loads(example))
+
+
+@pytest.mark.parametrize("message", ALL_MESSAGES, ids=lambda message: message.name)
+def test_every_field_of_a_message_is_named_in_its_section(message: export.WireMessage) -> None:
+    prose = re.sub(r"^```.*?^```$", "", section(f"`{message.name}`"), flags=re.MULTILINE | re.DOTALL)
+    in_examples: set[str] = set()
+    for example in message_examples(message):
+        in_examples |= json.loads(example).keys()
+    fields = {field.alias or name for name, field in message.model.model_fields.items()} - {"type"}
+    unnamed = {field for field in fields if f"`{field}`" not in prose and field not in in_examples}
+    assert not unnamed
+
+
+def test_examples_together_show_every_field_that_is_not_about_one_format() -> None:
+    (media,) = message_examples(export.chunk_message())
+    assert ChunkHeader.model_fields.keys() - json.loads(media).keys() == {"codec", "shape", "sizes"}
+
+
+def test_the_hex_dump_is_a_frame() -> None:
+    (dump,) = fenced(section("`chunk`"), "hexdump")
+    rows = [(line[:4], line[6:53], line[55:]) for line in dump.splitlines()]
+    frame = b"".join(bytes.fromhex(row[1]) for row in rows)
+    assert [int(row[0], 16) for row in rows] == list(range(0, len(frame), 16))
+    shown = "".join(row[2] for row in rows)
+    assert shown == "".join(chr(byte) if 32 <= byte < 127 else "." for byte in frame)
+    header, payload = unpack_chunk(frame)
+    assert header == ChunkHeader(kind="init", session_id="s-71c2", epoch=1, run=0, timescale=12000, codec="avc1.64000a")
+    assert bytes(payload[4:]) == b"ftyp"
+    assert pack_chunk(header, payload) == frame
+    length = int.from_bytes(frame[:4], "big")
+    assert f"has {length} bytes (`{frame[:4].hex(' ')}`)" in TEXT
+
+
+@pytest.mark.parametrize("schema", sorted(controls.control_schemas()))
+def test_control_examples_are_accepted(schema: str) -> None:
+    examples = fenced(section(f"`{schema}`"), f"json control={schema}")
+    assert examples
+    validator = Draft202012Validator(controls.control_schemas()[schema])
+    for example in examples:
+        controls.parse_control(controls.CAMERA_TRACK, schema, json.loads(example))
+        validator.validate(json.loads(example))
+
+
+def test_controls_inside_the_event_examples_are_accepted() -> None:
+    (event,) = [message for message in ALL_MESSAGES if message.name == "session.event"]
+    steering = [control for example in message_examples(event) for control in json.loads(example).get("controls", [])]
+    assert steering
+    for control in steering:
+        controls.parse_control(control["track"], control["schema"], control["data"])
+
+
+def test_error_codes_are_those_of_the_server() -> None:
+    documented = {}
+    for line in section("Error codes").splitlines():
+        if line.startswith("| `"):
+            code, retry, close, meaning = (cell.strip() for cell in line.strip("|").split("|"))
+            assert meaning
+            documented[code.strip("`")] = (retry == "yes", int(close) if close else None)
+    assert documented == {str(code): (kind.retryable, kind.close_code) for code, kind in errors.KINDS.items()}
+
+
+def test_fatal_means_closed() -> None:
+    assert all(kind.fatal == (kind.close_code is not None) for kind in errors.KINDS.values())
+
+
+def test_close_codes_are_those_of_the_server() -> None:
+    documented = {int(code) for code in re.findall(r"^\| (\d{4}) \|", section("Close codes"), re.MULTILINE)}
+    used = {value for name, value in vars(errors.CloseCode).items() if name.isupper()}
+    assert documented == used
+
+
+@pytest.mark.parametrize(
+    ("heading", "values"),
+    [("Formats", StreamFormat), ("Pacing", Pacing), ("`session.state`", SessionState)],
+    ids=["formats", "pacing", "states"],
+)
+def test_every_word_of_a_choice_is_explained(
+    heading: str, values: type[StreamFormat] | type[Pacing] | type[SessionState]
+) -> None:
+    first_cells = " ".join(re.findall(r"^\| (.*?) \|", section(heading), re.MULTILINE))
+    assert set(re.findall(r"`(\w+)`", first_cells)) == {str(value) for value in values}
+
+
+def test_links_inside_the_page_have_a_target() -> None:
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", TEXT, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)
+    anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    assert set(re.findall(r"\]\(#([^)]+)\)", TEXT)) <= anchors
+
+
+# ---------------------------------------------------------------- the client in one page
+
+
+class ScriptedServer:
+    """Plays a server that sends chunk k + 1 once chunk k is reported as shown, and checks every message it gets."""
+
+    def __init__(self) -> None:
+        self.received: list[dict[str, Any]] = []
+        self._models = {message.name: message.model for message in export.client_messages()}
+
+    async def __call__(self, socket: ServerConnection) -> None:
+        async for text in socket:
+            assert isinstance(text, str)
+            message = json.loads(text)
+            self._models[message["type"]].model_validate_json(text)
+            self.received.append(message)
+            match message["type"]:
+                case "session.start":
+                    header = ChunkHeader(kind="init", session_id="s", epoch=1, run=0, timescale=12000)
+                    await socket.send(pack_chunk(header, b"[init]"))
+                    await self._send_chunk(socket, 0)
+                case "session.event":
+                    await socket.send(json.dumps({"type": "event.queued", "event_id": message["event_id"]}))
+                case "playback":
+                    await self._send_chunk(socket, message["chunk_index"] + 1)
+                case "session.close":
+                    return
+
+    async def _send_chunk(self, socket: ServerConnection, chunk_index: int) -> None:
+        header = ChunkHeader(
+            kind="media", session_id="s", epoch=1, run=0, chunk_index=chunk_index, num_frames=12, timescale=12000
+        )
+        await socket.send(pack_chunk(header, f"[{chunk_index}]".encode()))
+
+
+async def test_the_client_in_one_page_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (source,) = fenced(section("A client in one page"), "python")
+    body, _, call = source.rpartition("asyncio.run(main())")
+    assert not call.strip()
+    scripted = ScriptedServer()
+    async with serve(scripted, "127.0.0.1", 0) as server:
+        host, port = next(iter(server.sockets)).getsockname()[:2]
+        namespace: dict[str, Any] = {}
+        exec(compile(body, str(DOCUMENT), "exec"), namespace)
+        namespace["URL"] = f"ws://{host}:{port}/v1/world"
+        monkeypatch.chdir(tmp_path)
+        await namespace["main"]()
+    assert (tmp_path / "walk.mp4").read_bytes() == b"[init][0][1][2][3][4]"
+    types = [message["type"] for message in scripted.received]
+    assert types == ["session.start", "session.event", *["playback"] * 4, "session.close"]
+    (control,) = scripted.received[1]["controls"]
+    controls.parse_control(control["track"], control["schema"], control["data"])
