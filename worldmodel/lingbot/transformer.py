@@ -1,0 +1,366 @@
+"""The LingBot-World v2 causal transformer: checkpoint names, one chunk at a time, K/V kept by `kvcache`.
+
+The forward is split by how often a part changes. Constant for a model: `time_constants`. Once per prompt:
+`publish_text`. Once per chunk: `chunk_inputs` (camera scale and shift of all layers, condition, rotations). Per step:
+`flow`. At the end of a chunk: `store_clean`, which stops after K and V of the last layer.
+
+Shapes: T tokens of a chunk in (frame, row, column) order, D model width, H heads, K head size, L text rows, C channels,
+F latent frames of the chunk, Y and X latent rows and columns.
+Source of the formulas: LingBot-World v2 official code, wan/modules/model_fast.py.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from kvcache.spec import CrossStoreSpec, KVSpec
+from kvcache.transaction import ChunkTransaction
+from worldmodel.lingbot.transformer_config import TransformerConfig
+from worldmodel.wan.layers import (
+    PATCH,
+    AttentionProjections,
+    layer_norm,
+    patchify,
+    sinusoid,
+    unpatchify,
+)
+from worldmodel.wan.precision import PrecisionPlan, precision_plan
+from worldmodel.wan.rope import RopeTable, rotate
+
+TEXT_STORE = "text"
+"""Name of the cross-attention store that holds the prompt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerModulation:
+    """Six vectors [D] of one layer at one timestep; the scales include their 1.
+
+    Shifts and scales are float32, gates have the dtype of the residual stream.
+    """
+
+    attention_shift: torch.Tensor
+    attention_scale: torch.Tensor
+    attention_gate: torch.Tensor
+    feed_forward_shift: torch.Tensor
+    feed_forward_scale: torch.Tensor
+    feed_forward_gate: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeConstants:
+    """Everything the network derives from one timestep; constants of the model."""
+
+    timestep: float
+    layers: tuple[LayerModulation, ...]
+    head_shift: torch.Tensor
+    head_scale: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CameraModulation:
+    """Scale and shift of the residual stream of one layer, both [T, D]: h becomes h + scale * h + shift.
+
+    The scale is kept without its 1, which would cost it five bits in bfloat16.
+    """
+
+    scale: torch.Tensor
+    shift: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkInputs:
+    """What stays the same in the five forwards of a chunk."""
+
+    condition_features: torch.Tensor
+    camera: tuple[CameraModulation, ...]
+    rotations: torch.Tensor
+    num_latent_frames: int
+    latent_height: int
+    latent_width: int
+
+
+def kv_geometry(
+    config: TransformerConfig,
+    plan: PrecisionPlan,
+    *,
+    latent_height: int,
+    latent_width: int,
+    requested_sessions: int = 1,
+    model_owned_bytes: int = 0,
+    worker_owned_bytes: int = 0,
+) -> KVSpec:
+    """Return what the K/V cache must hold for this transformer at one latent size."""
+    return KVSpec(
+        num_layers=config.num_layers,
+        num_kv_heads=config.num_heads,
+        head_dim=config.head_dim,
+        tokens_per_latent_frame=(latent_height // PATCH) * (latent_width // PATCH),
+        latent_frames_per_chunk=config.latent_frames_per_chunk,
+        sink_latent_frames=config.sink_latent_frames,
+        window_latent_frames=config.window_latent_frames,
+        element_bytes=plan.linear.itemsize,
+        cross_stores=(CrossStoreSpec(name=TEXT_STORE, num_tokens=config.text_rows, num_heads=config.num_heads),),
+        requested_sessions=requested_sessions,
+        model_owned_bytes=model_owned_bytes,
+        worker_owned_bytes=worker_owned_bytes,
+    )
+
+
+class Layer(nn.Module):
+    """One transformer layer with camera injection between self-attention and cross-attention."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        width = config.width
+        self.modulation = nn.Parameter(torch.empty(1, 6, width))
+        self.self_attn = AttentionProjections(width, config.num_heads, config.eps)
+        self.cross_attn = AttentionProjections(width, config.num_heads, config.eps)
+        self.norm3 = nn.LayerNorm(width, eps=config.eps)
+        self.ffn = nn.Sequential(
+            nn.Linear(width, config.ffn_dim), nn.GELU(approximate="tanh"), nn.Linear(config.ffn_dim, width)
+        )
+        self.cam_injector_layer1 = nn.Linear(width, width)
+        self.cam_injector_layer2 = nn.Linear(width, width)
+        self.cam_scale_layer = nn.Linear(width, width)
+        self.cam_shift_layer = nn.Linear(width, width)
+        self.eps = config.eps
+
+    def time_modulation(self, projection_6D: torch.Tensor, residual: torch.dtype) -> LayerModulation:
+        """Add the layer's own modulation to the projected timestep; `residual` is the dtype of the residual stream."""
+        rows = (self.modulation[0] + projection_6D).unbind(0)
+        return LayerModulation(
+            attention_shift=rows[0],
+            attention_scale=1.0 + rows[1],
+            attention_gate=rows[2].to(residual),
+            feed_forward_shift=rows[3],
+            feed_forward_scale=1.0 + rows[4],
+            feed_forward_gate=rows[5].to(residual),
+        )
+
+    def camera_modulation(self, camera_TD: torch.Tensor) -> CameraModulation:
+        """Turn the shared camera tokens into this layer's scale and shift."""
+        hidden = nn.functional.silu(self.cam_injector_layer1(camera_TD))
+        injected = camera_TD + self.cam_injector_layer2(hidden)
+        return CameraModulation(scale=self.cam_scale_layer(injected), shift=self.cam_shift_layer(injected))
+
+    def self_attention_input(self, h_TD: torch.Tensor, m: LayerModulation) -> torch.Tensor:
+        """Return the modulated norm that feeds q, k and v."""
+        return layer_norm(h_TD, m.attention_scale, m.attention_shift, self.eps, self._linear_dtype)
+
+    def query(self, a_TD: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
+        """Return normalised, rotated queries [T, H, K]."""
+        return rotate(self.self_attn.query(a_TD), rotations)
+
+    def key_value(self, a_TD: torch.Tensor, rotations: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return normalised, rotated keys and plain values, both [T, H, K]."""
+        key_THK, value_THK = self.self_attn.key_value(a_TD)
+        return rotate(key_THK, rotations), value_THK
+
+    def after_self_attention(
+        self, h_TD: torch.Tensor, attended_THK: torch.Tensor, m: LayerModulation, camera: CameraModulation
+    ) -> torch.Tensor:
+        """Add the gated attention, then let the camera act on the whole residual stream."""
+        h_TD = torch.addcmul(h_TD, self.self_attn.output(attended_THK).to(h_TD.dtype), m.attention_gate)
+        return torch.addcmul(h_TD + camera.shift, camera.scale.to(h_TD.dtype), h_TD)
+
+    def cross_query(self, h_TD: torch.Tensor) -> torch.Tensor:
+        """Return the cross-attention queries [T, H, K]."""
+        a_TD = layer_norm(h_TD, self.norm3.weight, self.norm3.bias, self.eps, self._linear_dtype)
+        return self.cross_attn.query(a_TD)
+
+    def after_cross_attention(self, h_TD: torch.Tensor, attended_THK: torch.Tensor, m: LayerModulation) -> torch.Tensor:
+        """Add the text attention, ungated, and the gated feed-forward."""
+        h_TD = h_TD + self.cross_attn.output(attended_THK)
+        a_TD = layer_norm(h_TD, m.feed_forward_scale, m.feed_forward_shift, self.eps, self._linear_dtype)
+        return torch.addcmul(h_TD, self.ffn(a_TD).to(h_TD.dtype), m.feed_forward_gate)
+
+    @property
+    def _linear_dtype(self) -> torch.dtype:
+        return self.self_attn.q.weight.dtype
+
+
+class Head(nn.Module):
+    """Norm, modulation by the timestep embedding, and the projection to patches; float32 in every plan."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.head = nn.Linear(config.width, config.out_channels * PATCH * PATCH)
+        self.modulation = nn.Parameter(torch.empty(1, 2, config.width))
+        self.eps = config.eps
+
+    def forward(self, h_TD: torch.Tensor, constants: TimeConstants) -> torch.Tensor:
+        """Return float32 patches [T, C*4]."""
+        a_TD = layer_norm(h_TD, constants.head_scale, constants.head_shift, self.eps, torch.float32)
+        return self.head(a_TD)
+
+
+class LingBotTransformer(nn.Module):
+    """The network of LingBot-World v2. Parameters have the checkpoint's names and are left uninitialised.
+
+    Call `apply_precision` once after the weights are loaded.
+    """
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        width = config.width
+        self.config = config
+        self.patch_embedding = nn.Conv3d(config.in_channels, width, (1, PATCH, PATCH), (1, PATCH, PATCH))
+        self.patch_embedding_wancamctrl = nn.Linear(config.camera_channels * PATCH * PATCH, width)
+        self.c2ws_hidden_states_layer1 = nn.Linear(width, width)
+        self.c2ws_hidden_states_layer2 = nn.Linear(width, width)
+        self.text_embedding = nn.Sequential(
+            nn.Linear(config.text_dim, width), nn.GELU(approximate="tanh"), nn.Linear(width, width)
+        )
+        self.time_embedding = nn.Sequential(nn.Linear(config.freq_dim, width), nn.SiLU(), nn.Linear(width, width))
+        self.time_projection = nn.Sequential(nn.SiLU(), nn.Linear(width, 6 * width))
+        self.layers = tuple(Layer(config) for _ in range(config.num_layers))
+        self.blocks = nn.ModuleList(self.layers)
+        self.head = Head(config)
+        self.plan = precision_plan("fp32")
+        self._rope_tables: dict[tuple[int, int], RopeTable] = {}
+
+    @property
+    def device(self) -> torch.device:
+        return self.patch_embedding.weight.device
+
+    def apply_precision(self, plan: PrecisionPlan) -> None:
+        """Bring loaded weights into the number formats of a plan; call once."""
+        self.plan = plan
+        self.requires_grad_(False).to(plan.linear)
+        self.time_embedding.float()
+        self.time_projection.float()
+        self.head.float()
+        for layer in self.layers:
+            layer.norm3.float()
+            layer.modulation.data = layer.modulation.data.float()
+
+    # ------------------------------------------------------------ constants of the model
+
+    def time_constants(self, timestep: float) -> TimeConstants:
+        """Derive all modulation of one timestep. It is the same for every token, session and chunk."""
+        features = sinusoid(torch.tensor([timestep], dtype=torch.float64, device=self.device), self.config.freq_dim)
+        embedding_1D = self.time_embedding(features)
+        projection_6D = self.time_projection(embedding_1D).reshape(6, -1)
+        shift, scale = (self.head.modulation[0] + embedding_1D).unbind(0)
+        return TimeConstants(
+            timestep=timestep,
+            layers=tuple(layer.time_modulation(projection_6D, self.plan.residual) for layer in self.layers),
+            head_shift=shift,
+            head_scale=1.0 + scale,
+        )
+
+    # ------------------------------------------------------------ once per prompt
+
+    def publish_text(self, rows_LC: torch.Tensor, chunk: ChunkTransaction, *, merge_padding: bool = True) -> None:
+        """Fill the text store of every layer from the encoder's real rows [L, text_dim].
+
+        The network attends to `text_rows` rows without a mask; all padding rows are equal, so that by default one row
+        stands for them with log(their number) added to its logit. The result is the same up to rounding.
+        """
+        num_rows, num_padding = rows_LC.shape[0], self.config.text_rows - rows_LC.shape[0]
+        if num_padding < 0:
+            raise ValueError(f"text has {num_rows} rows, at most {self.config.text_rows} are attended to")
+        num_zero_rows = min(num_padding, 1) if merge_padding else num_padding
+        text_LD = self.embed_text(torch.cat([rows_LC, rows_LC.new_zeros(num_zero_rows, rows_LC.shape[1])]))
+        logit_bias_L = None
+        if merge_padding and num_padding > 1:
+            logit_bias_L = torch.zeros(num_rows + 1, dtype=torch.float32, device=self.device)
+            logit_bias_L[-1] = math.log(num_padding)
+        key_values = [layer.cross_attn.key_value(text_LD) for layer in self.layers]
+        chunk.cross_store(TEXT_STORE).publish(key_values, logit_bias_L=logit_bias_L)
+
+    def embed_text(self, rows_LC: torch.Tensor) -> torch.Tensor:
+        """Project text rows to the model width, padding rows included."""
+        return self.text_embedding(rows_LC.to(self.plan.linear))
+
+    # ------------------------------------------------------------ once per chunk
+
+    def project_rays(self, packed_CFYX: torch.Tensor) -> torch.Tensor:
+        """Project packed rays [384, F, Y, X] to [T, D], the plain way."""
+        return self.patch_embedding_wancamctrl(patchify(packed_CFYX.to(self.plan.linear)))
+
+    def camera_tokens(self, projected_TD: torch.Tensor) -> torch.Tensor:
+        """Finish the camera embedding, shared by all layers, from projected rays."""
+        hidden = nn.functional.silu(self.c2ws_hidden_states_layer1(projected_TD))
+        return projected_TD + self.c2ws_hidden_states_layer2(hidden)
+
+    def chunk_inputs(
+        self, condition_CFYX: torch.Tensor, projected_rays_TD: torch.Tensor, first_latent_frame: int
+    ) -> ChunkInputs:
+        """Prepare what the five forwards of a chunk share.
+
+        `condition_CFYX` has the 4 mask channels and the image latent, `projected_rays_TD` comes from `project_rays` or
+        from the equal camera basis.
+        """
+        _, num_latent_frames, latent_height, latent_width = condition_CFYX.shape
+        camera_TD = self.camera_tokens(projected_rays_TD.to(self.plan.linear))
+        table = self._rope_table(latent_height // PATCH, latent_width // PATCH)
+        rotations = table.rotations(first_latent_frame, num_latent_frames)
+        return ChunkInputs(
+            condition_features=patchify(condition_CFYX.to(self.plan.linear)),
+            camera=tuple(layer.camera_modulation(camera_TD) for layer in self.layers),
+            rotations=rotations.to(self.device, self.plan.rope),
+            num_latent_frames=num_latent_frames,
+            latent_height=latent_height,
+            latent_width=latent_width,
+        )
+
+    def _rope_table(self, grid_height: int, grid_width: int) -> RopeTable:
+        if (grid_height, grid_width) not in self._rope_tables:
+            self._rope_tables[grid_height, grid_width] = RopeTable(
+                head_dim=self.config.head_dim, grid_height=grid_height, grid_width=grid_width
+            )
+        return self._rope_tables[grid_height, grid_width]
+
+    # ------------------------------------------------------------ the forwards
+
+    def flow(
+        self, x_CFYX: torch.Tensor, time: TimeConstants, inputs: ChunkInputs, chunk: ChunkTransaction
+    ) -> torch.Tensor:
+        """Predict the flow of noisy latents, float32 [C, F, Y, X]. Writes the chunk's K and V into `chunk`."""
+        h_TD = self.embed_latents(x_CFYX, inputs)
+        for index in range(len(self.layers)):
+            h_TD = self.run_layer(index, h_TD, time, inputs, chunk)
+        return unpatchify(
+            self.head(h_TD, time),
+            num_frames=inputs.num_latent_frames,
+            latent_height=inputs.latent_height,
+            latent_width=inputs.latent_width,
+        )
+
+    def store_clean(
+        self, x0_CFYX: torch.Tensor, time: TimeConstants, inputs: ChunkInputs, chunk: ChunkTransaction
+    ) -> None:
+        """Write K and V of the clean latents of a chunk, `time` being that of the commit timestep.
+
+        Stops after K and V of the last layer: nothing behind them is used.
+        """
+        h_TD = self.embed_latents(x0_CFYX, inputs)
+        for index in range(len(self.layers) - 1):
+            h_TD = self.run_layer(index, h_TD, time, inputs, chunk)
+        last = self.layers[-1]
+        a_TD = last.self_attention_input(h_TD, time.layers[-1])
+        chunk.write(len(self.layers) - 1, *last.key_value(a_TD, inputs.rotations))
+
+    def embed_latents(self, x_CFYX: torch.Tensor, inputs: ChunkInputs) -> torch.Tensor:
+        """Return the residual stream [T, D] before the first layer: patches of latents and condition, projected."""
+        latent_features = patchify(x_CFYX.to(self.plan.linear))
+        features = torch.cat([latent_features, inputs.condition_features], dim=-1)
+        weight = self.patch_embedding.weight.flatten(1)
+        return nn.functional.linear(features, weight, self.patch_embedding.bias).to(self.plan.residual)
+
+    def run_layer(
+        self, index: int, h_TD: torch.Tensor, time: TimeConstants, inputs: ChunkInputs, chunk: ChunkTransaction
+    ) -> torch.Tensor:
+        """Run one layer on the residual stream; its K and V of this chunk go to `chunk`."""
+        layer, modulation = self.layers[index], time.layers[index]
+        a_TD = layer.self_attention_input(h_TD, modulation)
+        chunk.write(index, *layer.key_value(a_TD, inputs.rotations))
+        attended_THK = chunk.attend(index, layer.query(a_TD, inputs.rotations))
+        h_TD = layer.after_self_attention(h_TD, attended_THK, modulation, inputs.camera[index])
+        text_THK = chunk.cross_store(TEXT_STORE).attend(index, layer.cross_query(h_TD))
+        return layer.after_cross_attention(h_TD, text_THK, modulation)

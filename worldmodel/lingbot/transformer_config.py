@@ -1,0 +1,122 @@
+"""Sizes of a LingBot-World v2 transformer, read from the checkpoint's `transformer/config.json`.
+
+Nothing about the 14B model is fixed here: any sizes that fit together are accepted, any other structure is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+TEXT_ROWS = 512
+"""Rows of text the network attends to, padding included; not part of the diffusers config."""
+
+CAMERA_CHANNELS = 384
+"""Six ray components for each of the 8 x 8 pixels below a latent cell."""
+
+CONDITION_CHANNELS = 20
+"""Four mask channels, then sixteen of the image latent."""
+
+_FIXED: tuple[tuple[str, object], ...] = (
+    ("patch_size", [1, 2, 2]),
+    ("cross_attn_norm", True),
+    ("qk_norm", "rms_norm_across_heads"),
+    ("image_dim", None),
+    ("added_kv_proj_dim", None),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransformerConfig:
+    """Sizes of the network and the geometry of its history, in latent frames.
+
+    `window_latent_frames` excludes the sink, includes the chunk in flight and may be None for an unlimited history.
+    """
+
+    num_layers: int
+    num_heads: int
+    head_dim: int
+    ffn_dim: int
+    in_channels: int
+    out_channels: int
+    text_dim: int
+    freq_dim: int
+    eps: float
+    latent_frames_per_chunk: int
+    sink_latent_frames: int
+    window_latent_frames: int | None
+    text_rows: int = TEXT_ROWS
+    camera_channels: int = CAMERA_CHANNELS
+
+    @property
+    def width(self) -> int:
+        """Width of the residual stream."""
+        return self.num_heads * self.head_dim
+
+    def __post_init__(self) -> None:
+        for name in ("num_layers", "num_heads", "head_dim", "ffn_dim", "out_channels", "text_dim", "freq_dim"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.in_channels != self.out_channels + CONDITION_CHANNELS:
+            raise ValueError(
+                f"in_channels must be out_channels + {CONDITION_CHANNELS} = {self.out_channels + CONDITION_CHANNELS}, "
+                f"got {self.in_channels}"
+            )
+        if self.latent_frames_per_chunk < 1:
+            raise ValueError(f"latent_frames_per_chunk must be at least 1, got {self.latent_frames_per_chunk}")
+        if self.sink_latent_frames < 0:
+            raise ValueError(f"sink_latent_frames must be >= 0, got {self.sink_latent_frames}")
+        if self.window_latent_frames is not None and self.window_latent_frames < self.latent_frames_per_chunk:
+            raise ValueError(
+                f"window_latent_frames must hold a chunk of {self.latent_frames_per_chunk}, "
+                f"got {self.window_latent_frames}"
+            )
+
+
+def read_transformer_config(content: Mapping[str, object]) -> TransformerConfig:
+    """Check `transformer/config.json` and return its sizes. Raises ValueError naming the key.
+
+    `sliding_window_num_frames` counts the sink. `local_attn_size` of -1 means that it is not used.
+    """
+    for key, expected in _FIXED:
+        if key in content and content[key] != expected:
+            raise ValueError(f"{key} must be {expected!r}, got {content[key]!r}")
+    total = _integer(content, "sliding_window_num_frames")
+    local = _integer(content, "local_attn_size")
+    if local not in (-1, total):
+        raise ValueError(f"local_attn_size must be -1 or sliding_window_num_frames = {total}, got {local}")
+    sink = _integer(content, "sink_size")
+    return TransformerConfig(
+        num_layers=_integer(content, "num_layers"),
+        num_heads=_integer(content, "num_attention_heads"),
+        head_dim=_integer(content, "attention_head_dim"),
+        ffn_dim=_integer(content, "ffn_dim"),
+        in_channels=_integer(content, "in_channels"),
+        out_channels=_integer(content, "out_channels"),
+        text_dim=_integer(content, "text_dim"),
+        freq_dim=_integer(content, "freq_dim"),
+        eps=_number(content, "eps"),
+        latent_frames_per_chunk=_integer(content, "num_frames_per_block"),
+        sink_latent_frames=sink,
+        window_latent_frames=total - sink,
+    )
+
+
+def _integer(content: Mapping[str, object], key: str) -> int:
+    value = _required(content, key)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{key} must be an integer, got {value!r}")
+    return value
+
+
+def _number(content: Mapping[str, object], key: str) -> float:
+    value = _required(content, key)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{key} must be a number, got {value!r}")
+    return float(value)
+
+
+def _required(content: Mapping[str, object], key: str) -> object:
+    if key not in content:
+        raise ValueError(f"{key} is missing from the transformer's config")
+    return content[key]
