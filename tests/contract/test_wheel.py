@@ -1,0 +1,88 @@
+"""The wheel holds the five packages with all their data, and nothing else."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from email.parser import BytesParser
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = frozenset({"server", "worldmodel", "kvcache", "offload", "clients"})
+UNPACKAGED = frozenset({"__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache"})
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]:
+    out = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(ROOT)]
+    done = subprocess.run(build, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    (path,) = out.glob("*.whl")
+    with zipfile.ZipFile(path) as archive:
+        yield archive
+
+
+def files_below(folder: str, pattern: str = "*") -> dict[str, Path]:
+    """Files of the checkout, keyed by their path in it."""
+    found = (path for path in (ROOT / folder).rglob(pattern) if path.is_file())
+    return {str(path.relative_to(ROOT)): path for path in found if not UNPACKAGED & set(path.parts)}
+
+
+def test_top_level_is_the_five_packages(wheel: zipfile.ZipFile) -> None:
+    top = {name.split("/")[0] for name in wheel.namelist()}
+    metadata = {name for name in top if name.endswith(".dist-info")}
+    assert len(metadata) == 1
+    assert top - metadata == PACKAGES
+
+
+@pytest.mark.parametrize("package", sorted(PACKAGES))
+def test_every_file_of_a_package_is_in_it(wheel: zipfile.ZipFile, package: str) -> None:
+    wanted = files_below(package)
+    packed = {name for name in wheel.namelist() if name.startswith(f"{package}/")}
+    assert {f"{package}/__init__.py", f"{package}/py.typed"} <= packed
+    assert set(wanted) == {name for name in packed if not name.startswith("server/_configs/")}
+
+
+def test_the_demo_checkpoint_is_whole(wheel: zipfile.ZipFile) -> None:
+    files = files_below("worldmodel/data/demo_world")
+    assert {"worldmodel/data/demo_world/model_index.json"} <= set(files)
+    assert [name for name, path in files.items() if wheel.read(name) != path.read_bytes()] == []
+
+
+def test_the_page_is_in_it(wheel: zipfile.ZipFile) -> None:
+    page = {name for pattern in ("*.js", "*.html", "*.css") for name in files_below("clients/browser", pattern)}
+    assert page
+    assert page <= set(wheel.namelist())
+
+
+def test_configs_travel_inside_the_server_package(wheel: zipfile.ZipFile) -> None:
+    configs = {f"server/_configs/{path.name}": path for path in (ROOT / "configs").glob("*.toml")}
+    assert "server/_configs/demo.toml" in configs
+    packed = {name for name in wheel.namelist() if name.startswith("server/_configs/")}
+    assert packed == set(configs)
+    assert [name for name, path in configs.items() if wheel.read(name) != path.read_bytes()] == []
+
+
+def test_metadata_names_the_command_and_forbids_uploads(wheel: zipfile.ZipFile) -> None:
+    (metadata_name,) = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
+    metadata = BytesParser().parsebytes(wheel.read(metadata_name))
+    assert metadata["Name"] == "worldserve"
+    assert "Private :: Do Not Upload" in metadata.get_all("Classifier", [])
+    needed = {
+        requirement.split(";")[0].split()[0]
+        for requirement in metadata.get_all("Requires-Dist", [])
+        if "extra ==" not in requirement
+    }
+    assert "torch" not in needed
+    entry_points = wheel.read(metadata_name.replace("METADATA", "entry_points.txt")).decode()
+    assert "worldserve = server.cli:main" in entry_points
+
+
+def test_nothing_in_it_is_a_test_or_a_cache(wheel: zipfile.ZipFile) -> None:
+    unwanted = UNPACKAGED | {"tests"}
+    assert [name for name in wheel.namelist() if unwanted & set(name.split("/"))] == []
