@@ -1,0 +1,259 @@
+"""Checkpoint folders: what is read, and the one clear sentence for each way they can be wrong."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import worldmodel
+from worldmodel.checkpoint.diffusers import ComponentReader, open_checkpoint
+from worldmodel.checkpoint.errors import CheckpointError
+from worldmodel.errors import LoadFailed
+
+DEMO = Path(worldmodel.__file__).parent / "data" / "demo_world"
+
+
+class Small(nn.Module):
+    """Two layers, a persistent counter, a derived buffer and one parameter under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 4)
+        self.second = nn.Linear(4, 2, bias=False)
+        self.tied = nn.Linear(4, 2, bias=False)
+        self.tied.weight = self.second.weight
+        self.register_buffer("steps", torch.zeros(2, dtype=torch.int64))
+        self.register_buffer("scale", torch.full((2,), 0.5), persistent=False)
+
+
+def stored_tensors() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    return {
+        "first.weight": torch.randn(4, 3, generator=generator).bfloat16(),
+        "first.bias": torch.randn(4, generator=generator),
+        "second.weight": torch.randn(2, 4, generator=generator).half(),
+        "steps": torch.tensor([5, 6]),
+    }
+
+
+def write_component(folder: Path, tensors: dict[str, torch.Tensor], num_shards: int = 1) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text('{"width": 3}')
+    if num_shards == 1:
+        save_file(tensors, folder / "model.safetensors")
+        return
+    weight_map = {}
+    for shard in range(num_shards):
+        names = list(tensors)[shard::num_shards]
+        file_name = f"model-{shard + 1:05}-of-{num_shards:05}.safetensors"
+        save_file({name: tensors[name] for name in names}, folder / file_name)
+        weight_map.update(dict.fromkeys(names, file_name))
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A checkpoint with the single component `net`."""
+    write_component(tmp_path / "net", stored_tensors())
+    (tmp_path / "model_index.json").write_text(
+        json.dumps({"_class_name": "Pipeline", "net": ["somewhere", "Small"], "unused": [None, None], "ratio": 0.9})
+    )
+    return tmp_path
+
+
+def net(folder: Path) -> ComponentReader:
+    return open_checkpoint(folder).component("net")
+
+
+def test_the_demo_checkpoint_opens_with_all_its_components() -> None:
+    checkpoint = open_checkpoint(DEMO)
+    assert set(checkpoint.components) == {"scheduler", "text_encoder", "tokenizer", "transformer", "vae"}
+    vae = checkpoint.component("vae")
+    expected = load_file(DEMO / "vae" / "diffusion_pytorch_model.safetensors")
+    assert vae.tensor_shapes() == {name: tuple(tensor.shape) for name, tensor in expected.items()}
+    assert vae.num_parameters == sum(tensor.numel() for tensor in expected.values())
+    assert vae.config["z_dim"] == 16
+    assert checkpoint.component("scheduler").config["flow_shift"] == 5.0
+    assert torch.equal(vae.read("quant_conv.bias"), expected["quant_conv.bias"])
+
+
+def test_index_entries_without_a_class_are_no_components(folder: Path) -> None:
+    checkpoint = open_checkpoint(folder)
+    assert list(checkpoint.components) == ["net"]
+    assert (checkpoint.component("net").library, checkpoint.component("net").class_name) == ("somewhere", "Small")
+    assert checkpoint.component("net").config == {"width": 3}
+
+
+@pytest.mark.parametrize("num_shards", [1, 3])
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_load_replaces_every_parameter_and_casts_floats_only(folder: Path, num_shards: int, device: str) -> None:
+    shutil.rmtree(folder / "net")
+    write_component(folder / "net", stored_tensors(), num_shards)
+    with torch.device(device):
+        module = Small()
+    module.scale = torch.full((2,), 0.5)
+    fractions: list[float] = []
+    net(folder).load_into(module, dtype=torch.float32, progress=lambda fraction, detail: fractions.append(fraction))
+    for name, tensor in stored_tensors().items():
+        loaded = module.state_dict()[name]
+        assert torch.equal(loaded, tensor if name == "steps" else tensor.float())
+        assert loaded.dtype == (torch.int64 if name == "steps" else torch.float32)
+    assert module.tied.weight is module.second.weight
+    assert torch.equal(module.scale, torch.full((2,), 0.5))
+    assert fractions == sorted(fractions)
+    assert fractions[-1] == 1.0
+
+
+def test_load_can_choose_the_type_by_name(folder: Path) -> None:
+    module = Small()
+    net(folder).load_into(module, dtype=lambda name: torch.float64 if name == "first.bias" else torch.bfloat16)
+    assert module.first.bias.dtype == torch.float64
+    assert module.first.weight.dtype == torch.bfloat16
+
+
+def test_loaded_tensors_do_not_depend_on_the_file(folder: Path) -> None:
+    module = Small()
+    net(folder).load_into(module, dtype=torch.float32)
+    save_file({name: torch.zeros_like(t) for name, t in stored_tensors().items()}, folder / "net/model.safetensors")
+    assert torch.equal(module.first.bias, stored_tensors()["first.bias"])
+
+
+def test_every_misfit_is_named_in_one_error_and_nothing_is_loaded(folder: Path) -> None:
+    tensors = stored_tensors()
+    del tensors["first.bias"]
+    tensors["third.weight"] = torch.zeros(1)
+    tensors["second.weight"] = torch.zeros(4, 2)
+    tensors["first.weight"] = torch.zeros(4, 3, dtype=torch.int8)
+    write_component(folder / "net", tensors)
+    module = Small()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    with pytest.raises(CheckpointError) as caught:
+        net(folder).load_into(module, dtype=torch.float32)
+    text = str(caught.value)
+    assert "1 missing tensors (first.bias)" in text
+    assert "1 extra tensors (third.weight)" in text
+    assert "1 wrong shapes (second.weight [4, 2] instead of [2, 4])" in text
+    assert "1 wrong types (first.weight I8 for torch.float32)" in text
+    assert len(caught.value.problems) == 4
+    assert all(torch.equal(module.state_dict()[name], tensor) for name, tensor in before.items())
+
+
+def test_a_checkpoint_error_is_a_load_failure_for_the_server(folder: Path) -> None:
+    with pytest.raises(LoadFailed) as caught:
+        open_checkpoint(folder / "nowhere")
+    assert caught.value.code == "bad_checkpoint"
+
+
+def test_a_derived_buffer_on_the_meta_device_is_refused(folder: Path) -> None:
+    with torch.device("meta"):
+        module = Small()
+    with pytest.raises(ValueError, match="meta device that no checkpoint stores: scale"):
+        net(folder).load_into(module, dtype=torch.float32)
+
+
+def test_missing_folder(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="nowhere: checkpoint folder does not exist"):
+        open_checkpoint(tmp_path / "nowhere")
+
+
+def test_missing_index(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"it has no model_index\.json"):
+        open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(("content", "message"), [("{", "is not valid JSON"), ("[]", "must hold a JSON object")])
+def test_malformed_index(folder: Path, content: str, message: str) -> None:
+    (folder / "model_index.json").write_text(content)
+    with pytest.raises(CheckpointError, match=message):
+        open_checkpoint(folder)
+
+
+def test_missing_component_folder(folder: Path) -> None:
+    shutil.rmtree(folder / "net")
+    with pytest.raises(CheckpointError, match="components without a folder: net"):
+        open_checkpoint(folder)
+
+
+def test_unknown_component(folder: Path) -> None:
+    with pytest.raises(CheckpointError, match="has no component vae, only net"):
+        open_checkpoint(folder).component("vae")
+
+
+def test_component_without_config_or_weights(folder: Path) -> None:
+    (folder / "net/config.json").unlink()
+    (folder / "net/model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"has no config, expected one of config\.json"):
+        _ = net(folder).config
+    with pytest.raises(CheckpointError, match="has no weights, expected one of diffusion_pytorch_model"):
+        net(folder).tensor_shapes()
+
+
+def test_two_sets_of_weights_are_ambiguous(folder: Path) -> None:
+    shutil.copy(folder / "net/model.safetensors", folder / "net/diffusion_pytorch_model.safetensors")
+    with pytest.raises(CheckpointError, match="has several sets of weights"):
+        net(folder).tensor_shapes()
+
+
+def test_unknown_tensor(folder: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"has no tensor third\.weight"):
+        net(folder).read("third.weight")
+
+
+def sharded(folder: Path) -> Path:
+    shutil.rmtree(folder / "net")
+    write_component(folder / "net", stored_tensors(), num_shards=2)
+    return folder / "net/model.safetensors.index.json"
+
+
+def test_index_that_names_a_missing_shard(folder: Path) -> None:
+    sharded(folder)
+    (folder / "net/model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"shards that do not exist: model-00002-of-00002\.safetensors"):
+        net(folder).tensor_shapes()
+
+
+def test_index_that_disagrees_with_its_shards(folder: Path) -> None:
+    index = sharded(folder)
+    content = json.loads(index.read_text())
+    content["weight_map"]["ghost"] = content["weight_map"].pop("steps")
+    index.write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match="index and shards disagree about ghost, steps"):
+        net(folder).tensor_shapes()
+
+
+@pytest.mark.parametrize("weight_map", [None, {"steps": 3}, {"steps": "../net/model.safetensors"}])
+def test_index_with_a_bad_weight_map(folder: Path, weight_map: object) -> None:
+    sharded(folder).write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(CheckpointError, match="weight_map must map tensor names to file names in the same folder"):
+        net(folder).tensor_shapes()
+
+
+def test_digest_is_stable_and_sees_a_changed_weight_config_and_name(folder: Path) -> None:
+    digests = [open_checkpoint(folder).digest, open_checkpoint(folder).digest]
+    changed = stored_tensors()
+    changed["first.bias"] += 1
+    write_component(folder / "net", changed)
+    digests.append(open_checkpoint(folder).digest)
+    (folder / "net/config.json").write_text('{"width": 4}')
+    digests.append(open_checkpoint(folder).digest)
+    (folder / "net/config.json").rename(folder / "net/other.json")
+    digests.append(open_checkpoint(folder).digest)
+    assert digests[0] == digests[1]
+    assert len(set(digests)) == 4
+
+
+def test_digest_samples_large_files_and_ignores_files_of_no_component(folder: Path) -> None:
+    large = {"weight": torch.zeros(400_000)}
+    save_file(large, folder / "net/model.safetensors")
+    before = open_checkpoint(folder).digest
+    (folder / "notes.txt").write_text("not part of the model")
+    assert open_checkpoint(folder).digest == before
+    large["weight"][-1] = 1
+    save_file(large, folder / "net/model.safetensors")
+    assert open_checkpoint(folder).digest != before

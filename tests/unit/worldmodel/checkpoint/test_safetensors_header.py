@@ -1,0 +1,125 @@
+"""Headers of safetensors files, whole and damaged."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from worldmodel.checkpoint.errors import CheckpointError
+from worldmodel.checkpoint.safetensors_header import read_safetensors_header
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "model.safetensors"
+    save_file({"a": torch.arange(6.0).view(2, 3), "b": torch.ones(4, dtype=torch.bfloat16)}, path, {"k": "v"})
+    return path
+
+
+def write_raw(path: Path, header: object, data: bytes = b"") -> None:
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+def test_reads_names_types_shapes_and_places(file: Path) -> None:
+    found = {info.name: info for info in read_safetensors_header(file).tensors}
+    assert {name: (info.dtype, info.shape) for name, info in found.items()} == {
+        "a": ("F32", (2, 3)),
+        "b": ("BF16", (4,)),
+    }
+    start = found["a"].start_byte
+    assert file.read_bytes()[start : start + found["a"].num_bytes] == torch.arange(6.0).numpy().tobytes()
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"none\.safetensors: cannot be read \(No such file"):
+        read_safetensors_header(tmp_path / "none.safetensors")
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"short", b"<html>an error page of a proxy</html>", b"\x08" + bytes(7) + b"notjson!"]
+)
+def test_a_file_of_another_kind(file: Path, content: bytes) -> None:
+    file.write_bytes(content)
+    with pytest.raises(CheckpointError, match="is not a safetensors file"):
+        read_safetensors_header(file)
+
+
+def test_every_truncation_is_noticed(file: Path) -> None:
+    content = file.read_bytes()
+    for length in range(len(content)):
+        file.write_bytes(content[:length])
+        with pytest.raises(CheckpointError, match=r"is truncated|is not a safetensors file"):
+            read_safetensors_header(file)
+
+
+def test_truncated_data_says_how_much_is_missing(file: Path) -> None:
+    content = file.read_bytes()
+    file.write_bytes(content[:-5])
+    with pytest.raises(CheckpointError, match=f"is truncated: {len(content)} bytes expected, {len(content) - 5} found"):
+        read_safetensors_header(file)
+
+
+def test_bytes_after_the_last_tensor(file: Path) -> None:
+    file.write_bytes(file.read_bytes() + b"more")
+    with pytest.raises(CheckpointError, match="has bytes after its last tensor"):
+        read_safetensors_header(file)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        None,
+        {"dtype": "F32", "shape": [1]},
+        {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]},
+        {"dtype": "F32", "shape": [1], "data_offsets": [0, 4, 8]},
+        {"dtype": "F32", "shape": ["1"], "data_offsets": [0, 4]},
+    ],
+)
+def test_malformed_entry(file: Path, entry: object) -> None:
+    write_raw(file, {"t": entry}, bytes(4))
+    with pytest.raises(CheckpointError, match="has a malformed header entry for tensor t"):
+        read_safetensors_header(file)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]},
+        {"dtype": "F99", "shape": [1], "data_offsets": [0, 4]},
+        {"dtype": "F32", "shape": [1], "data_offsets": [-4, 0]},
+    ],
+)
+def test_entry_that_contradicts_itself(file: Path, entry: object) -> None:
+    write_raw(file, {"t": entry}, bytes(4))
+    with pytest.raises(CheckpointError, match=r"tensor t of type .* cannot fill"):
+        read_safetensors_header(file)
+
+
+@given(st.binary(max_size=200))
+def test_arbitrary_bytes_never_escape_as_another_error(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "fuzz.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError):
+        read_safetensors_header(path)
+
+
+@given(
+    st.recursive(st.none() | st.integers() | st.text(), lambda inner: st.dictionaries(st.text(), inner), max_leaves=6)
+)
+def test_arbitrary_json_never_escapes_as_another_error(
+    tmp_path_factory: pytest.TempPathFactory, header: object
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "fuzz_json.safetensors"
+    write_raw(path, header if isinstance(header, dict) else {"t": header}, b"x")
+    with pytest.raises(CheckpointError):
+        read_safetensors_header(path)

@@ -1,0 +1,213 @@
+"""Read a checkpoint folder in the diffusers layout: `model_index.json` and one folder per component.
+
+Owns finding and checking files. `loading.py` fills modules. Nothing here knows a model, and no tensor data is read
+until a component is loaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from worldmodel.checkpoint.errors import CheckpointError
+from worldmodel.checkpoint.loading import DTypeChoice, Progress, load_tensors, read_tensor
+from worldmodel.checkpoint.safetensors_header import SafetensorsFile, TensorInfo, read_safetensors_header
+
+_INDEX = "model_index.json"
+_CONFIG_FILES = ("config.json", "scheduler_config.json", "tokenizer_config.json", "preprocessor_config.json")
+_WEIGHT_STEMS = ("diffusion_pytorch_model", "model")
+_SAMPLE_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComponentReader:
+    """One component folder. `library` and `class_name` are what `model_index.json` says of it."""
+
+    name: str
+    folder: Path
+    library: str
+    class_name: str
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The component's JSON config. Raises `CheckpointError` if there is none."""
+        for file_name in _CONFIG_FILES:
+            if (self.folder / file_name).is_file():
+                return _read_json_object(self.folder / file_name)
+        raise CheckpointError(str(self.folder), f"has no config, expected one of {', '.join(_CONFIG_FILES)}")
+
+    @cached_property
+    def files(self) -> tuple[SafetensorsFile, ...]:
+        """The checked headers of the weight files, in order of file name."""
+        return _weight_files(self.folder)
+
+    @cached_property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """Every stored tensor by name."""
+        return {info.name: info for file in self.files for info in file.tensors}
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of stored tensor elements."""
+        return sum(info.num_elements for info in self.tensors.values())
+
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of every stored tensor; reads headers only."""
+        return {name: info.shape for name, info in self.tensors.items()}
+
+    def read(self, name: str, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Tensor:
+        """Read one tensor, by default in its stored type. Raises `CheckpointError` for an unknown name."""
+        if name not in self.tensors:
+            raise CheckpointError(str(self.folder), f"has no tensor {name}")
+        return read_tensor(self.tensors[name], dtype=dtype, device=device)
+
+    def load_into(
+        self,
+        module: nn.Module,
+        *,
+        dtype: DTypeChoice,
+        device: torch.device | str = "cpu",
+        progress: Progress | None = None,
+    ) -> None:
+        """Fill a module with this component's tensors.
+
+        Args:
+            module: Its parameters and persistent buffers are replaced, so it may be on the meta device. Names that
+                share one parameter need one stored tensor. Other buffers move to `device` and keep their type.
+            dtype: Type of the floating tensors, or a function from a tensor's name to its type.
+            device: Where the tensors go.
+            progress: Called with the fraction of bytes read and a short text.
+
+        Raises:
+            CheckpointError: naming every missing, extra, misshaped and wrongly typed tensor; the module is untouched.
+        """
+        load_tensors(self.tensors, module, str(self.folder), dtype=dtype, device=device, progress=progress)
+
+
+class Checkpoint:
+    """An opened checkpoint folder. Build it with `open_checkpoint`."""
+
+    def __init__(self, path: Path, index: Mapping[str, Any], components: Mapping[str, ComponentReader]) -> None:
+        self.path = path
+        self.index = index
+        self.components = components
+
+    def component(self, name: str) -> ComponentReader:
+        """Return a component's reader. Raises `CheckpointError` naming the ones that exist."""
+        if name not in self.components:
+            raise CheckpointError(str(self.path), f"has no component {name}, only {', '.join(sorted(self.components))}")
+        return self.components[name]
+
+    @cached_property
+    def digest(self) -> str:
+        """Content digest in hex, cheap enough for any size of model.
+
+        SHA-256 over names and sizes of the component files, the content of small files, and of each large file the
+        header and 64 KiB of data at the start, the middle and the end. It tells checkpoints apart; it proves no
+        integrity.
+        """
+        digest = hashlib.sha256()
+        files = [self.path / _INDEX]
+        for reader in self.components.values():
+            files += [file for file in reader.folder.rglob("*") if file.is_file()]
+        for file in sorted(files):
+            digest.update(f"{file.relative_to(self.path).as_posix()}\0{file.stat().st_size}\0".encode())
+            digest.update(_sample(file))
+        return digest.hexdigest()
+
+
+def open_checkpoint(path: Path | str) -> Checkpoint:
+    """Open a checkpoint folder and check that every component it names is there.
+
+    Raises:
+        CheckpointError: for a missing folder, a missing or malformed `model_index.json`, or missing component folders.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        raise CheckpointError(str(folder), "checkpoint folder does not exist")
+    if not (folder / _INDEX).is_file():
+        raise CheckpointError(str(folder), f"is no diffusers checkpoint: it has no {_INDEX}")
+    index = _read_json_object(folder / _INDEX)
+    components = {}
+    for name, entry in index.items():
+        match entry:
+            case [str(library), str(class_name)]:
+                components[name] = ComponentReader(
+                    name=name, folder=folder / name, library=library, class_name=class_name
+                )
+    missing = [name for name, reader in components.items() if not reader.folder.is_dir()]
+    if missing:
+        raise CheckpointError(str(folder), f"{_INDEX} names components without a folder: {', '.join(missing)}")
+    return Checkpoint(folder, index, components)
+
+
+def _read_json_object(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(str(file), f"cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise CheckpointError(str(file), f"is not valid JSON ({error})") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(str(file), f"must hold a JSON object, found {type(content).__name__}")
+    return content
+
+
+def _weight_files(folder: Path) -> tuple[SafetensorsFile, ...]:
+    singles = [folder / f"{stem}.safetensors" for stem in _WEIGHT_STEMS]
+    indexes = [folder / f"{stem}.safetensors.index.json" for stem in _WEIGHT_STEMS]
+    found = [file for file in singles + indexes if file.is_file()]
+    if not found:
+        names = ", ".join(file.name for file in singles + indexes)
+        raise CheckpointError(str(folder), f"has no weights, expected one of {names}")
+    if len(found) > 1:
+        raise CheckpointError(
+            str(folder), f"has several sets of weights, keep one of {', '.join(file.name for file in found)}"
+        )
+    if found[0] in singles:
+        return (read_safetensors_header(found[0]),)
+    return _sharded_files(found[0])
+
+
+def _sharded_files(index_file: Path) -> tuple[SafetensorsFile, ...]:
+    weight_map = _read_json_object(index_file).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(
+        isinstance(shard, str) and shard == Path(shard).name for shard in weight_map.values()
+    ):
+        raise CheckpointError(str(index_file), "weight_map must map tensor names to file names in the same folder")
+    shards = sorted(set(weight_map.values()))
+    missing = [shard for shard in shards if not (index_file.parent / shard).is_file()]
+    if missing:
+        raise CheckpointError(str(index_file), f"names shards that do not exist: {', '.join(missing)}")
+    files = tuple(read_safetensors_header(index_file.parent / shard) for shard in shards)
+    stored = [(info.name, info.file.name) for file in files for info in file.tensors]
+    disagreeing = sorted({name for name, _ in set(stored) ^ set(weight_map.items())})
+    if disagreeing:
+        raise CheckpointError(str(index_file), f"index and shards disagree about {', '.join(disagreeing)}")
+    return files
+
+
+def _sample(file: Path) -> bytes:
+    """Return a small file's content; of a large one the safetensors header, if it has one, and three samples."""
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        if size <= 4 * _SAMPLE_BYTES:
+            return stream.read()
+        starts = [0, size // 2, size - _SAMPLE_BYTES]
+        pieces = []
+        if file.suffix == ".safetensors":
+            header = read_safetensors_header(file)
+            pieces.append(header.header_bytes)
+            starts[0] = header.data_start_byte
+        for start in starts:
+            stream.seek(start)
+            pieces.append(stream.read(_SAMPLE_BYTES))
+    return b"".join(pieces)

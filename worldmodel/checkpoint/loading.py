@@ -1,0 +1,169 @@
+"""Fill a torch module with stored tensors, or say everything that does not fit."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from worldmodel.checkpoint.errors import CheckpointError
+from worldmodel.checkpoint.safetensors_header import TensorInfo
+
+DTypeChoice = torch.dtype | Callable[[str], torch.dtype]
+"""The type of all floating tensors, or a function from a tensor's name to its type."""
+
+Progress = Callable[[float, str], None]
+"""Called with (fraction 0..1, detail)."""
+
+_FLOATING = ("F64", "F32", "F16", "BF16")
+_EXACT = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "I64": torch.int64,
+}
+_MAX_NAMES = 20
+
+
+def read_tensor(info: TensorInfo, *, dtype: torch.dtype | None, device: torch.device | str) -> Tensor:
+    """Read one tensor into memory of its own."""
+    [(_, tensor)] = _read_all([info], lambda _: dtype, device)
+    return tensor
+
+
+def load_tensors(
+    stored: Mapping[str, TensorInfo],
+    module: nn.Module,
+    subject: str,
+    *,
+    dtype: DTypeChoice,
+    device: torch.device | str,
+    progress: Progress | None,
+) -> None:
+    """Do what `ComponentReader.load_into` says; `subject` opens the error text."""
+    wanted = _names_by_tensor(module)
+    plan = _plan(stored, wanted, subject)
+    _check_other_buffers(module, wanted)
+
+    def chosen(info: TensorInfo) -> torch.dtype | None:
+        if info.dtype not in _FLOATING:
+            return None
+        return dtype if isinstance(dtype, torch.dtype) else dtype(info.name)
+
+    total_bytes = max(1, sum(info.num_bytes for info in plan))
+    read_bytes = 0
+    for info, tensor in _read_all(list(plan), chosen, device):
+        _replace(module, plan[info], tensor)
+        read_bytes += info.num_bytes
+        if progress is not None:
+            progress(read_bytes / total_bytes, f"{read_bytes / 1e6:.1f} of {total_bytes / 1e6:.1f} MB")
+    _move_other_buffers(module, device)
+
+
+def _names_by_tensor(module: nn.Module) -> list[tuple[Tensor, list[str]]]:
+    """List the module's parameters and persistent buffers, each with all names that share it."""
+    names: dict[int, list[str]] = defaultdict(list)
+    tensors: dict[int, Tensor] = {}
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        names[id(tensor)].append(name)
+        tensors[id(tensor)] = tensor
+    return [(tensor, names[key]) for key, tensor in tensors.items()]
+
+
+def _plan(
+    stored: Mapping[str, TensorInfo], wanted: list[tuple[Tensor, list[str]]], subject: str
+) -> dict[TensorInfo, list[str]]:
+    """Match stored tensors with the module's. Raises `CheckpointError` with all findings."""
+    missing, misshaped, mistyped = [], [], []
+    plan: dict[TensorInfo, list[str]] = {}
+    for tensor, names in wanted:
+        present = [name for name in names if name in stored]
+        if not present:
+            missing.append(names[0])
+        for name in present:
+            info = stored[name]
+            if info.shape != tuple(tensor.shape):
+                misshaped.append(f"{name} {list(info.shape)} instead of {list(tensor.shape)}")
+            elif not _fits(info, tensor.dtype):
+                mistyped.append(f"{name} {info.dtype} for {tensor.dtype}")
+        if present:
+            plan[stored[present[0]]] = names
+    known = {name for _, names in wanted for name in names}
+    extra = sorted(set(stored) - known)
+    problems = [
+        _listing(title, names)
+        for title, names in (
+            ("missing tensors", missing),
+            ("extra tensors", extra),
+            ("wrong shapes", misshaped),
+            ("wrong types", mistyped),
+        )
+        if names
+    ]
+    if problems:
+        raise CheckpointError(subject, *problems)
+    return plan
+
+
+def _fits(info: TensorInfo, dtype: torch.dtype) -> bool:
+    if dtype.is_floating_point:
+        return info.dtype in _FLOATING
+    return _EXACT.get(info.dtype) == dtype
+
+
+def _listing(title: str, names: list[str]) -> str:
+    shown = ", ".join(names[:_MAX_NAMES])
+    rest = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return f"{len(names)} {title} ({shown}{rest})"
+
+
+def _read_all(
+    infos: list[TensorInfo], dtype: Callable[[TensorInfo], torch.dtype | None], device: torch.device | str
+) -> Iterator[tuple[TensorInfo, Tensor]]:
+    """Yield every tensor, file by file in the order of the data, so that reading is sequential."""
+    by_file: dict[Path, list[TensorInfo]] = defaultdict(list)
+    for info in sorted(infos, key=lambda info: (info.file, info.start_byte)):
+        by_file[info.file].append(info)
+    for file, in_file in by_file.items():
+        try:
+            with safe_open(file, framework="pt", device="cpu") as reader:
+                for info in in_file:
+                    mapped = reader.get_tensor(info.name)
+                    # A copy, so that no tensor depends on the mapped file after loading.
+                    yield info, mapped.to(device=device, dtype=dtype(info) or mapped.dtype, copy=True)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(str(file), f"cannot be read ({error})") from error
+
+
+def _replace(module: nn.Module, names: list[str], tensor: Tensor) -> None:
+    """Put one tensor under all its names; a parameter stays one parameter."""
+    parameter = nn.Parameter(tensor, requires_grad=False)
+    for name in names:
+        owner_name, _, leaf = name.rpartition(".")
+        owner = module.get_submodule(owner_name)
+        is_parameter = leaf in dict(owner.named_parameters(recurse=False))
+        setattr(owner, leaf, parameter if is_parameter else tensor)
+
+
+def _other_buffers(module: nn.Module, persistent: set[str]) -> Iterator[tuple[str, Tensor]]:
+    for name, buffer in module.named_buffers():
+        if name not in persistent:
+            yield name, buffer
+
+
+def _check_other_buffers(module: nn.Module, wanted: list[tuple[Tensor, list[str]]]) -> None:
+    persistent = {name for _, names in wanted for name in names}
+    stuck = [name for name, buffer in _other_buffers(module, persistent) if buffer.is_meta]
+    if stuck:
+        raise ValueError(f"buffers on the meta device that no checkpoint stores: {', '.join(stuck)}")
+
+
+def _move_other_buffers(module: nn.Module, device: torch.device | str) -> None:
+    for name, buffer in list(_other_buffers(module, set(module.state_dict()))):
+        _replace(module, [name], buffer.to(device))
