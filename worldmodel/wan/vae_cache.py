@@ -2,7 +2,7 @@
 
 A causal layer needs the last frames of its own earlier input. Those frames are one tensor per layer, in execution
 order, and all of them together are a `VAECache`. Missing history is zeros, so every tensor has its final shape from the
-first call on. The caches are values: a call reads one and returns the next one, so dropping the new one undoes the call.
+first call on. Caches are values: a call reads one and returns the next one, so dropping the new one undoes the call.
 """
 
 from __future__ import annotations

@@ -1,0 +1,135 @@
+"""The text encoder on the demo checkpoint: rows, truncation, cleaning, and agreement with the transformers loader."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import UMT5EncoderModel
+
+import worldmodel
+from worldmodel.checkpoint.diffusers import open_checkpoint
+from worldmodel.checkpoint.errors import CheckpointError
+from worldmodel.wan.text_encoder import TextCleaning, TextEncoder, clean_text, load_text_encoder
+
+DEMO = Path(worldmodel.__file__).parent / "data" / "demo_world"
+END_TOKEN = 1
+BYTE_OFFSET = 3
+
+
+@pytest.fixture(scope="module")
+def encoder() -> TextEncoder:
+    return load_text_encoder(open_checkpoint(DEMO))
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """A demo checkpoint that a test may damage; text components only."""
+    for name in ("text_encoder", "tokenizer"):
+        shutil.copytree(DEMO / name, tmp_path / name)
+    index = json.loads((DEMO / "model_index.json").read_text())
+    kept = {name: index[name] for name in ("text_encoder", "tokenizer")}
+    (tmp_path / "model_index.json").write_text(json.dumps(kept))
+    return tmp_path
+
+
+def test_rows_are_the_real_tokens_only(encoder: TextEncoder) -> None:
+    rows = encoder.encode("a day")
+    assert rows.shape == (len("a day") + 1, encoder.width)
+    assert rows.dtype == torch.float32
+    assert torch.isfinite(rows).all()
+
+
+def test_rows_equal_the_transformers_loader(encoder: TextEncoder) -> None:
+    twin = UMT5EncoderModel.from_pretrained(DEMO / "text_encoder", dtype=torch.float32, local_files_only=True).eval()
+    ids = torch.tensor([encoder.token_ids("snow at night")])
+    with torch.no_grad():
+        expected = twin(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state[0]
+    torch.testing.assert_close(encoder.encode("snow at night"), expected, atol=1e-6, rtol=0)
+    assert encoder.num_parameters == sum(parameter.numel() for parameter in twin.parameters())
+
+
+def test_padding_would_not_change_the_real_rows(encoder: TextEncoder) -> None:
+    """The official path pads to the full length with a mask; the mask must make that equal to our short input."""
+    twin = UMT5EncoderModel.from_pretrained(DEMO / "text_encoder", dtype=torch.float32, local_files_only=True).eval()
+    ids = encoder.token_ids("desert")
+    padded = torch.zeros(1, 64, dtype=torch.long)
+    padded[0, : len(ids)] = torch.tensor(ids)
+    mask = torch.zeros_like(padded)
+    mask[0, : len(ids)] = 1
+    with torch.no_grad():
+        expected = twin(input_ids=padded, attention_mask=mask).last_hidden_state[0, : len(ids)]
+    torch.testing.assert_close(encoder.encode("desert"), expected, atol=1e-5, rtol=0)
+
+
+def test_tokens_are_bytes_then_the_end_token(encoder: TextEncoder) -> None:
+    assert encoder.token_ids("ab") == [ord("a") + BYTE_OFFSET, ord("b") + BYTE_OFFSET, END_TOKEN]
+
+
+def test_an_empty_prompt_is_the_end_token(encoder: TextEncoder) -> None:
+    assert encoder.token_ids("  ") == [END_TOKEN]
+    assert encoder.encode("").shape == (1, encoder.width)
+
+
+@pytest.mark.parametrize("text_len", [1, 16, 512])
+def test_long_prompts_are_cut_and_keep_the_end_token(text_len: int) -> None:
+    encoder = load_text_encoder(open_checkpoint(DEMO), text_len=text_len)
+    ids = encoder.token_ids("x" * 1000)
+    assert len(ids) == text_len
+    assert ids[-1] == END_TOKEN
+
+
+@pytest.mark.parametrize(
+    ("prompt", "whitespace", "official"),
+    [
+        ("  two\n\t words ", "two words", "two words"),
+        ("cafÃ© &amp;amp; bar", "cafÃ© &amp;amp; bar", "café & bar"),
+        ("plain", "plain", "plain"),
+    ],
+)
+def test_cleaning(prompt: str, whitespace: str, official: str) -> None:
+    assert clean_text(prompt, TextCleaning.WHITESPACE) == whitespace
+    assert clean_text(prompt, TextCleaning.OFFICIAL) == official
+
+
+def test_cleaning_is_applied_before_tokenizing() -> None:
+    encoder = load_text_encoder(open_checkpoint(DEMO), cleaning=TextCleaning.OFFICIAL)
+    assert encoder.token_ids(" a &amp;  b") == encoder.token_ids("a & b")
+
+
+def test_rows_can_be_computed_in_bf16(encoder: TextEncoder) -> None:
+    reduced = load_text_encoder(open_checkpoint(DEMO), dtype=torch.bfloat16).encode("sunset")
+    assert reduced.dtype == torch.float32
+    torch.testing.assert_close(reduced, encoder.encode("sunset"), atol=0.1, rtol=0)
+
+
+def test_text_len_must_be_positive() -> None:
+    with pytest.raises(ValueError, match="text_len: expected at least 1, got 0"):
+        load_text_encoder(open_checkpoint(DEMO), text_len=0)
+
+
+def test_a_foreign_encoder_class_is_refused(copy: Path) -> None:
+    index = json.loads((copy / "model_index.json").read_text())
+    index["text_encoder"][1] = "CLIPTextModel"
+    (copy / "model_index.json").write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match="expected class UMT5EncoderModel, found CLIPTextModel"):
+        load_text_encoder(open_checkpoint(copy))
+
+
+def test_a_folder_without_a_tokenizer_is_one_clear_error(copy: Path) -> None:
+    for file in (copy / "tokenizer").iterdir():
+        file.unlink()
+    with pytest.raises(CheckpointError, match="holds no tokenizer that can be loaded"):
+        load_text_encoder(open_checkpoint(copy))
+
+
+def test_a_tokenizer_larger_than_the_embedding_is_refused(copy: Path) -> None:
+    file = copy / "tokenizer/tokenizer_config.json"
+    config = json.loads(file.read_text())
+    config["added_tokens_decoder"]["384"] = config["added_tokens_decoder"]["383"] | {"content": "<one_more>"}
+    file.write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="tokenizer has 385 tokens, text_encoder only 384"):
+        load_text_encoder(open_checkpoint(copy))
