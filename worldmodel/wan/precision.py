@@ -1,12 +1,13 @@
-"""Which number format each part of a transformer uses. This is the only place that decides.
+"""Which number format each part of a model uses. This is the only place that decides.
 
-    plan       weights, linears, attention, K/V    residual stream    time path, head    rotary product
-    fp32       float32                             float32            float32            float32
-    bf16       bfloat16                            bfloat16           float32            float32
-    official   bfloat16                            float32            float32            float64
+    plan       linears, attention, K/V    residual stream    rotary product    VAE         text encoder
+    fp32       float32                    float32            float32           float32     float32
+    bf16       bfloat16                   bfloat16           float32           bfloat16    bfloat16
+    official   bfloat16                   float32            float64           float32     bfloat16
 
-Statistics of every norm are float32. Time path and head cost nothing, so no plan rounds them; their weights still hold
-values rounded to the weight format. Source of `official`: LingBot-World v2 official code, wan/modules/model_fast.py.
+Statistics of every norm, modulation, time path and head are float32 in all plans: they cost nothing. Their weights
+still hold values rounded to the format of the linears. Source of `official`: LingBot-World v2 official code,
+wan/modules/model_fast.py.
 """
 
 from __future__ import annotations
@@ -18,18 +19,41 @@ import torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrecisionPlan:
-    """Number formats of one transformer."""
+    """Number formats of one model."""
 
     name: str
     linear: torch.dtype
     residual: torch.dtype
     rope: torch.dtype
+    vae: torch.dtype
+    text_encoder: torch.dtype
 
 
 PLANS: tuple[PrecisionPlan, ...] = (
-    PrecisionPlan(name="fp32", linear=torch.float32, residual=torch.float32, rope=torch.complex64),
-    PrecisionPlan(name="bf16", linear=torch.bfloat16, residual=torch.bfloat16, rope=torch.complex64),
-    PrecisionPlan(name="official", linear=torch.bfloat16, residual=torch.float32, rope=torch.complex128),
+    PrecisionPlan(
+        name="fp32",
+        linear=torch.float32,
+        residual=torch.float32,
+        rope=torch.complex64,
+        vae=torch.float32,
+        text_encoder=torch.float32,
+    ),
+    PrecisionPlan(
+        name="bf16",
+        linear=torch.bfloat16,
+        residual=torch.bfloat16,
+        rope=torch.complex64,
+        vae=torch.bfloat16,
+        text_encoder=torch.bfloat16,
+    ),
+    PrecisionPlan(
+        name="official",
+        linear=torch.bfloat16,
+        residual=torch.float32,
+        rope=torch.complex128,
+        vae=torch.float32,
+        text_encoder=torch.bfloat16,
+    ),
 )
 
 

@@ -1,0 +1,261 @@
+"""LingBot-World v2 behind the runtime's seam: events in, K/V through a lease, media out.
+
+The adapter holds what all sessions share (weights, sampler constants, camera basis, recent prompts). Everything of one
+session is in its `LingBotState`, which a tick reads and never writes.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kvcache.spec import KVSpec
+from kvcache.transaction import ChunkTransaction
+from worldmodel.adapter import GeneratedChunk, ModelSpec, ProgressFn, SessionOpening
+from worldmodel.errors import LoadFailed, RequestRefused
+from worldmodel.lingbot.camera import TOKEN_PIXELS, CameraEmbedding
+from worldmodel.lingbot.condition import next_condition, start_condition
+from worldmodel.lingbot.config import LingBotOptions, NoiseLayout, Sampler
+from worldmodel.lingbot.media import DeviceMedia, needs_pixels
+from worldmodel.lingbot.noise import PerChunkNoise
+from worldmodel.lingbot.pipeline import ChunkSampler
+from worldmodel.lingbot.prompts import Prompt, PromptEncoder
+from worldmodel.lingbot.reducer import CameraPlan, CameraReducer
+from worldmodel.lingbot.stage_clock import StageClock
+from worldmodel.lingbot.state import LingBotState
+from worldmodel.lingbot.transformer import TEXT_STORE, ChunkInputs, kv_geometry
+from worldmodel.lingbot.weights import LoadedModel, load_model
+from worldmodel.messages import MediaFormat, StartWorker, Tick
+from worldmodel.wan.flow_scheduler import SamplerTable, nominal_table, official_table
+from worldmodel.wan.image import prepare_image
+from worldmodel.wan.precision import PrecisionPlan, precision_plan
+from worldmodel.wan.vae import VAECache
+
+ATTENTION_BACKEND = "torch_sdpa"
+
+
+def create_adapter(config: StartWorker, progress: ProgressFn) -> LingBotAdapter:
+    """Load the checkpoint of a worker and return its adapter.
+
+    Raises:
+        LoadFailed: naming the setting that is wrong, for a bad size, precision, option or checkpoint.
+    """
+    for name, pixels in (("width", config.width), ("height", config.height)):
+        if pixels < TOKEN_PIXELS or pixels % TOKEN_PIXELS:
+            raise LoadFailed(f"{name} must be a multiple of {TOKEN_PIXELS} pixels, got {pixels}", field=name)
+    options = _options(config.model_options)
+    try:
+        plan = precision_plan(config.precision)
+    except ValueError as error:
+        raise LoadFailed(str(error), field="precision") from error
+    model = load_model(config.checkpoint, options, plan, torch.device(config.device), progress)
+    return LingBotAdapter(model, options, config)
+
+
+def _options(data: bytes) -> LingBotOptions:
+    try:
+        options = LingBotOptions.from_json(data)
+    except RequestRefused as error:
+        raise LoadFailed(error.message, code=error.code, field=error.field) from error
+    if options.noise_layout is not NoiseLayout.PER_CHUNK:
+        raise LoadFailed(
+            f"noise_layout {options.noise_layout.value!r} needs the length of the whole clip, which a session has not; "
+            f"use {NoiseLayout.PER_CHUNK.value!r}",
+            field="noise_layout",
+        )
+    return options
+
+
+def _sampler_table(sampler: Sampler, flow_shift: float) -> SamplerTable:
+    return official_table(flow_shift) if sampler is Sampler.OFFICIAL else nominal_table(flow_shift)
+
+
+class LingBotAdapter:
+    """Implements `worldmodel.adapter.WorldModelAdapter` for one loaded model at one picture size."""
+
+    def __init__(self, model: LoadedModel, options: LingBotOptions, config: StartWorker) -> None:
+        self._transformer = model.transformer
+        self._vae = model.vae
+        self._width, self._height = config.width, config.height
+        self._device = model.transformer.device
+        self._requested_sessions = config.requested_sessions
+        self._merge_padding = not options.pad_text_exact
+        self._num_frames = model.transformer.config.latent_frames_per_chunk
+        plan = model.transformer.plan
+        with torch.inference_mode():
+            self._sampler = ChunkSampler(model.transformer, _sampler_table(options.sampler, model.flow_shift))
+        self._noise = PerChunkNoise(device=self._device, num_draws=self._sampler.num_steps)
+        self._prompts = PromptEncoder(model.text_encoder, plan.linear)
+        self._reducer = CameraReducer(options, config.width, config.height)
+        linear = model.transformer.patch_embedding_wancamctrl
+        self._camera = CameraEmbedding(linear.weight, linear.bias, config.height, config.width, dtype=plan.linear)
+        self._spec = self._describe(model, options, plan, config.fps)
+
+    def _describe(self, model: LoadedModel, options: LingBotOptions, plan: PrecisionPlan, fps: int) -> ModelSpec:
+        factor = self._vae.config.temporal_factor
+        return ModelSpec(
+            width=self._width,
+            height=self._height,
+            fps=fps,
+            latent_frames_per_chunk=self._num_frames,
+            first_chunk_media_frames=1 + factor * (self._num_frames - 1),
+            chunk_media_frames=factor * self._num_frames,
+            parameters=model.num_parameters,
+            precision=plan.name,
+            attention_backend=ATTENTION_BACKEND,
+            checkpoint_digest=model.digest,
+            noise_layout=options.noise_layout.value,
+            sampler=options.sampler.value,
+        )
+
+    # ------------------------------------------------------------ facts
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self._spec
+
+    def kv_spec(self) -> KVSpec:
+        """Return the K/V geometry, with the bytes this adapter holds per session and for all."""
+        latent_height, latent_width = self._latent_size
+        return kv_geometry(
+            self._transformer.config,
+            self._transformer.plan,
+            latent_height=latent_height,
+            latent_width=latent_width,
+            requested_sessions=self._requested_sessions,
+            model_owned_bytes=self._session_bytes(),
+            worker_owned_bytes=self._worker_bytes(),
+        )
+
+    @property
+    def _latent_size(self) -> tuple[int, int]:
+        factor = self._vae.config.spatial_factor
+        return self._height // factor, self._width // factor
+
+    def _session_bytes(self) -> int:
+        """Count the VAE caches twice, committed and in flight, then the start image, the condition and the text."""
+        config, plan = self._transformer.config, self._transformer.plan
+        latent_height, latent_width = self._latent_size
+        image_bytes = 3 * self._height * self._width * 4
+        condition_bytes = config.in_channels * self._num_frames * latent_height * latent_width * 4
+        text_bytes = config.text_rows * config.text_dim * plan.linear.itemsize
+        return (
+            2 * self._vae.cache_bytes(self._height, self._width, plan.vae) + image_bytes + condition_bytes + text_bytes
+        )
+
+    def _worker_bytes(self) -> int:
+        """Count the camera scale and shift of all layers for the chunk in flight."""
+        config, plan = self._transformer.config, self._transformer.plan
+        latent_height, latent_width = self._latent_size
+        num_tokens = self._num_frames * latent_height * latent_width // 4
+        return 2 * config.num_layers * num_tokens * config.width * plan.linear.itemsize
+
+    # ------------------------------------------------------------ sessions
+
+    @torch.inference_mode()
+    def open_state(self, opening: SessionOpening) -> LingBotState:
+        """Build the state before chunk 0. Raises `RequestRefused` for an image that is none."""
+        return self._start(opening.outputs, self._prepare_image(opening.image), opening.prompt, opening.seed)
+
+    @torch.inference_mode()
+    def reset_state(
+        self, state: LingBotState, *, prompt: str, seed: int, image: npt.NDArray[np.uint8] | None
+    ) -> LingBotState:
+        """Build the state before chunk 0 of a new run; outputs are kept, and the start image unless one is given."""
+        image_3HW = state.image_3HW if image is None else self._prepare_image(image)
+        return self._start(state.outputs, image_3HW, prompt, seed)
+
+    def _prepare_image(self, image: npt.NDArray[np.uint8]) -> torch.Tensor:
+        try:
+            return prepare_image(image, self._height, self._width).to(self._device)
+        except ValueError as error:
+            raise RequestRefused(str(error), code="bad_image", field="image") from error
+
+    def _start(self, outputs: tuple[MediaFormat, ...], image_3HW: torch.Tensor, prompt: str, seed: int) -> LingBotState:
+        return LingBotState(
+            outputs=outputs,
+            image_3HW=image_3HW,
+            prompt=self._prompts.encode(prompt),
+            noise=self._noise.start(seed),
+            condition=start_condition(image_3HW),
+            camera=self._reducer.initial(),
+        )
+
+    # ------------------------------------------------------------ one tick
+
+    @torch.inference_mode()
+    def generate(self, tick: Tick, state: LingBotState, chunk: ChunkTransaction) -> GeneratedChunk[LingBotState]:
+        """Compute one chunk: controls, condition, four denoising steps, clean history, pixels."""
+        camera = self._reducer.prepare(state.camera, tick.events, self._num_frames)
+        prompt = state.prompt if tick.prompt is None else self._prompts.encode(tick.prompt)
+        clock = StageClock(self._device)
+        clock.mark()
+        self._show_prompt(prompt, state.prompt, chunk)
+        condition_CFYX, condition = next_condition(self._vae, state.condition, self._num_frames)
+        inputs = self._inputs(condition_CFYX, camera, chunk)
+        shape_CFYX = (self._transformer.config.out_channels, *condition_CFYX.shape[1:])
+        noise, noise_state = self._noise.draw(state.noise, shape_CFYX)
+        latents_CFYX = self._sampler.denoise(noise, inputs, chunk)
+        clock.mark()
+        self._sampler.store_clean(latents_CFYX, inputs, chunk)
+        clock.mark()
+        frames_3THW, decoder_cache = self._decode(latents_CFYX, state)
+        media = DeviceMedia(state.outputs, latents_CFYX, frames_3THW)
+        clock.mark()
+        denoise_ms, commit_ms, decode_ms = clock.durations_ms()
+        return GeneratedChunk(
+            state=LingBotState(
+                outputs=state.outputs,
+                image_3HW=state.image_3HW,
+                prompt=prompt,
+                noise=noise_state,
+                condition=condition,
+                camera=camera.state,
+                decoder_cache=decoder_cache,
+            ),
+            media=media,
+            num_media_frames=self._num_media_frames(chunk),
+            applied=camera.applied,
+            pose=camera.pose,
+            denoise_ms=denoise_ms,
+            commit_ms=commit_ms,
+            decode_ms=decode_ms,
+        )
+
+    def _show_prompt(self, prompt: Prompt, before: Prompt, chunk: ChunkTransaction) -> None:
+        """Publish the text if it changed or is not there yet. History keeps what it was made with."""
+        store = chunk.cross_store(TEXT_STORE)
+        if prompt.text != before.text or not store.is_filled:
+            self._transformer.publish_text(prompt.rows_LC, chunk, merge_padding=self._merge_padding)
+
+    def _inputs(self, condition_CFYX: torch.Tensor, camera: CameraPlan, chunk: ChunkTransaction) -> ChunkInputs:
+        rays_TD = self._camera.tokens(camera.relative_n44, camera.intrinsics_n4)
+        return self._transformer.chunk_inputs(condition_CFYX, rays_TD, chunk.first_latent_frame)
+
+    def _decode(self, latents_CFYX: torch.Tensor, state: LingBotState) -> tuple[torch.Tensor | None, VAECache | None]:
+        if not needs_pixels(state.outputs):
+            return None, None
+        frames_13THW, cache = self._vae.decode(latents_CFYX[None], state.decoder_cache)
+        return frames_13THW[0], cache
+
+    def _num_media_frames(self, chunk: ChunkTransaction) -> int:
+        is_first = chunk.first_latent_frame == 0
+        return self._spec.first_chunk_media_frames if is_first else self._spec.chunk_media_frames
+
+    # ------------------------------------------------------------ warm-up
+
+    def warm_up_openings(self) -> tuple[tuple[SessionOpening, int], ...]:
+        """Ask for one session that goes on until its window has slid, and a chunk in every other output."""
+        image = np.full((self._height, self._width, 3), 128, dtype=np.uint8)
+        long = SessionOpening(prompt="", seed=0, image=image, outputs=(MediaFormat.YUV420,))
+        short = SessionOpening(prompt="", seed=0, image=image, outputs=(MediaFormat.RGB24, MediaFormat.LATENT))
+        return (long, self._num_chunks_until_slid()), (short, 1)
+
+    def _num_chunks_until_slid(self) -> int:
+        config = self._transformer.config
+        if config.window_latent_frames is None:
+            return 2
+        return math.ceil((config.sink_latent_frames + config.window_latent_frames) / self._num_frames) + 1

@@ -1,0 +1,40 @@
+"""Prompts as text rows, the most recent ones remembered."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import torch
+
+from worldmodel.wan.text_encoder import TextEncoder
+
+REMEMBERED_PROMPTS = 32
+"""4 MB each for the published text encoder's longest prompt in bfloat16."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Prompt:
+    """A prompt and its encoded rows [L, text_dim], end token included, padding not."""
+
+    text: str
+    rows_LC: torch.Tensor
+
+
+class PromptEncoder:
+    """Encode prompts; a prompt that was encoded lately costs nothing. Results are shared, so don't write to them."""
+
+    def __init__(self, encoder: TextEncoder, dtype: torch.dtype) -> None:
+        self._encoder = encoder
+        self._dtype = dtype
+        self._recent: OrderedDict[str, Prompt] = OrderedDict()
+
+    def encode(self, text: str) -> Prompt:
+        """Return the encoded prompt."""
+        prompt = self._recent.pop(text, None)
+        if prompt is None:
+            prompt = Prompt(text=text, rows_LC=self._encoder.encode(text).to(self._dtype))
+            while len(self._recent) >= REMEMBERED_PROMPTS:
+                self._recent.popitem(last=False)
+        self._recent[text] = prompt
+        return prompt
