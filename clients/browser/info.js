@@ -1,0 +1,92 @@
+'use strict';
+/**
+ * What the server says of itself over HTTP: load stages, start images, the notice; and uploads.
+ *
+ * @typedef {{name: string, prompt: string, url: string}} StartImage
+ * @typedef {object} ServerInfo
+ * @property {boolean} ready
+ * @property {{stage: string, fraction: number, detail: string}} load
+ * @property {string | null} error     Why the model can't be served, if so.
+ * @property {string} notice
+ * @property {StartImage[]} start_images
+ * @property {string[]} prompts
+ */
+
+const POLL_EVERY_MS = 500;
+
+/** Load stages in order, in words. */
+export const STAGES = Object.freeze({
+  spawn: 'Start the worker',
+  checkpoint: 'Check the checkpoint',
+  transformer: 'Load the transformer',
+  vae: 'Load the video decoder',
+  text_encoder: 'Load the text encoder',
+  kv_pool: 'Set up the memory',
+  warm_up: 'Warm up',
+});
+
+export class InfoError extends Error {}
+
+export class ServerApi {
+  /** @param {string | null} accessToken */
+  constructor(accessToken) {
+    this._headers = accessToken === null ? {} : { Authorization: `Bearer ${accessToken}` };
+  }
+
+  /** @returns {Promise<ServerInfo>} */
+  async info() {
+    const response = await this._fetch('/v1/info', {});
+    return response.json();
+  }
+
+  /**
+   * Ask until the model is ready.
+   * @param {(info: ServerInfo | null) => void} onProgress  Null: the server could not be reached; it is asked again.
+   * @returns {Promise<ServerInfo>}
+   */
+  async untilReady(onProgress) {
+    for (;;) {
+      const info = await this.info().catch((error) => {
+        if (error instanceof InfoError) throw error;
+        return null;
+      });
+      onProgress(info);
+      if (info?.ready) return info;
+      await new Promise((resolve) => setTimeout(resolve, POLL_EVERY_MS));
+    }
+  }
+
+  /**
+   * Send a start image. Returns its upload id.
+   * @param {File} file
+   * @returns {Promise<string>}
+   */
+  async upload(file) {
+    const body = new FormData();
+    body.append('image', file);
+    const response = await this._fetch('/v1/uploads', { method: 'POST', body });
+    return (await response.json()).upload_id;
+  }
+
+  /**
+   * Address of an image that an <img> may show; a protected server gets the token with the request.
+   * @param {string} path
+   * @returns {Promise<string>}
+   */
+  async imageUrl(path) {
+    if (!('Authorization' in this._headers)) return path;
+    const response = await this._fetch(path, {});
+    return URL.createObjectURL(await response.blob());
+  }
+
+  /**
+   * @param {string} path
+   * @param {RequestInit} options
+   */
+  async _fetch(path, options) {
+    const response = await fetch(path, { ...options, headers: this._headers, cache: 'no-store' });
+    if (response.ok) return response;
+    const said = await response.json().catch(() => null);
+    throw new InfoError(said?.error?.message ?? `${path} was answered with status ${response.status}`);
+  }
+}

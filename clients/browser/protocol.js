@@ -1,0 +1,131 @@
+'use strict';
+/**
+ * The `world` dialect as bytes and objects: takes binary frames apart and builds the messages of a client. It knows no socket.
+ *
+ * A binary frame is a 4-byte big-endian header length, that many bytes of UTF-8 JSON, and the payload.
+ *
+ * @typedef {{base64: string} | {upload_id: string} | {name: string}} ImageReference
+ * @typedef {{actions: string[], client_ts_ms: number}} Transition
+ *
+ * @typedef {object} ChunkHeader
+ * @property {'chunk'} type
+ * @property {'init' | 'media'} kind
+ * @property {string} session_id
+ * @property {number} epoch
+ * @property {number} run
+ * @property {number | null} chunk_index
+ * @property {{event_id: number, latent_frame: number, wait_ms: number}[]} applied
+ * @property {number} num_frames
+ * @property {number} pts          Start in units of `timescale`, counted from the start of the epoch.
+ * @property {number} timescale
+ * @property {Record<string, number> | null} timings_ms
+ *
+ * @typedef {object} SessionStarted
+ * @property {'session.started'} type
+ * @property {string} session_id
+ * @property {number} epoch
+ * @property {number} run
+ * @property {string} resume_token
+ * @property {string} model
+ * @property {number} width
+ * @property {number} height
+ * @property {number} fps
+ * @property {number} latent_frames_per_chunk
+ * @property {string | null} mime
+ * @property {string} prompt
+ * @property {{max_prompt_chars: number, max_image_bytes: number, lead_chunks: number, resume_s: number}} limits
+ * @property {{name: string, prompt: string, url: string}[]} start_images
+ * @property {string[]} prompts
+ */
+
+export const PROTOCOL_VERSION = 1;
+export const CAMERA_TRACK = 'camera';
+export const CAMERA_SCHEMA = 'lingbot.camera_actions.v1';
+
+const LENGTH_BYTES = 4;
+const decoder = new TextDecoder('utf-8', { fatal: true });
+
+/**
+ * Take a binary frame apart. The payload is a view of the frame, not a copy.
+ * @param {ArrayBuffer} frame
+ * @returns {{header: ChunkHeader, payload: Uint8Array}}
+ */
+export function parseFrame(frame) {
+  if (frame.byteLength < LENGTH_BYTES) {
+    throw new Error(`binary frame of ${frame.byteLength} bytes: expected at least ${LENGTH_BYTES}`);
+  }
+  const headerBytes = new DataView(frame).getUint32(0);
+  const payloadStart = LENGTH_BYTES + headerBytes;
+  if (payloadStart > frame.byteLength) {
+    throw new Error(`binary frame of ${frame.byteLength} bytes: its header alone claims ${headerBytes}`);
+  }
+  const header = JSON.parse(decoder.decode(new Uint8Array(frame, LENGTH_BYTES, headerBytes)));
+  if (header.type !== 'chunk') {
+    throw new Error(`binary frame of type ${header.type}: expected chunk`);
+  }
+  return { header, payload: new Uint8Array(frame, payloadStart) };
+}
+
+/**
+ * Start a new session.
+ * @param {{prompt: string, image: ImageReference, seed?: number}} wish
+ */
+export function startMessage({ prompt, image, seed }) {
+  const message = { type: 'session.start', protocol: PROTOCOL_VERSION, prompt, image, format: 'fmp4', pacing: 'playback' };
+  return seed === undefined ? message : { ...message, seed };
+}
+
+/**
+ * Take a session up again.
+ * @param {string} resumeToken
+ * @param {number} lastChunkIndex  Last chunk that need not be sent again, -1 for none.
+ */
+export function resumeMessage(resumeToken, lastChunkIndex) {
+  return {
+    type: 'session.start',
+    protocol: PROTOCOL_VERSION,
+    resume_token: resumeToken,
+    last_chunk_index: lastChunkIndex,
+  };
+}
+
+/**
+ * Steer: what was held, in order of time; the last entry is what is held now.
+ * @param {number} eventId
+ * @param {Transition[]} transitions
+ */
+export function controlMessage(eventId, transitions) {
+  const control = { track: CAMERA_TRACK, schema: CAMERA_SCHEMA, data: { mode: 'state', transitions } };
+  return { type: 'session.event', event_id: eventId, controls: [control] };
+}
+
+/**
+ * @param {number} eventId
+ * @param {string} prompt
+ */
+export function promptMessage(eventId, prompt) {
+  return { type: 'session.event', event_id: eventId, prompt };
+}
+
+/**
+ * Start the rollout again; an image that is left out is kept.
+ * @param {{prompt?: string, image?: ImageReference}} wish
+ */
+export function resetMessage(wish) {
+  return { type: 'session.reset', ...wish };
+}
+
+export const pauseMessage = () => ({ type: 'session.pause' });
+export const unpauseMessage = () => ({ type: 'session.unpause' });
+export const closeMessage = () => ({ type: 'session.close' });
+
+/** @param {number} t */
+export const pingMessage = (t) => ({ type: 'ping', t });
+
+/**
+ * Report what the viewer has seen.
+ * @param {{epoch: number, run: number, chunkIndex: number, bufferedMs: number}} shown
+ */
+export function playbackMessage({ epoch, run, chunkIndex, bufferedMs }) {
+  return { type: 'playback', epoch, run, chunk_index: chunkIndex, buffered_ms: Math.max(0, bufferedMs) };
+}

@@ -1,0 +1,282 @@
+"""A scripted server for the browser page: serves the page and speaks the `world` dialect without a model.
+
+It shows states that a healthy server hardly ever has (loading, a queue, a refused start, a lost link). A chunk is a moving
+test picture whose motion follows the held keys.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import socket
+import struct
+import threading
+from dataclasses import dataclass, field
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+import uvicorn
+from PIL import Image
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.routing import Route, WebSocketRoute
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
+
+from server.config import MediaSection
+from server.media.formats import EncodedChunk, MuxedChunk, create_stream_encoder
+from server.wire.messages import StreamFormat
+from worldmodel.messages import MediaFormat, MediaPart
+
+WIDTH, HEIGHT, FPS = 160, 96, 12
+CSP = "default-src 'self'; media-src blob:; img-src 'self' data: blob:"
+MIME_TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".html": "text/html"}
+WORLDS = {"day": "a small town, day", "night": "the town in night", "snow": "a snowy town", "sunset": "sunset scene"}
+START_IMAGES = [{"name": n, "prompt": p, "url": f"/v1/start-images/{n}"} for n, p in WORLDS.items()]
+
+
+@dataclass
+class Script:
+    """What the stand-in does next; tests change it while it runs."""
+
+    info: dict[str, Any] = field(default_factory=dict)
+    refuse: dict[str, Any] | None = None
+    queue_position: int | None = None
+    events: list[dict[str, Any]] = field(default_factory=list)
+    playback: list[dict[str, Any]] = field(default_factory=list)
+    starts: list[dict[str, Any]] = field(default_factory=list)
+    drop_after_chunk: int | None = None
+    make_s: float = 0.2
+
+
+@dataclass
+class World:
+    """One session; outlives its socket."""
+
+    epoch: int = -1
+    run: int = 0
+    chunk_index: int = 0
+    shown: int = -1
+    name: str = "day"
+    prompt: str = ""
+    offset: np.ndarray = field(default_factory=lambda: np.zeros(2))
+    held: list[str] = field(default_factory=list)
+    queued: list[dict[str, Any]] = field(default_factory=list)
+    paused: bool = False
+    retained: list[tuple[int, EncodedChunk]] = field(default_factory=list)
+
+
+def ready_info() -> dict[str, Any]:
+    return {
+        "ready": True,
+        "load": {"stage": "ready", "fraction": 1.0, "detail": ""},
+        "error": None,
+        "notice": "A tiny preview model: it steers for a few seconds, then blurs.",
+        "start_images": START_IMAGES,
+        "prompts": list(WORLDS.values()),
+    }
+
+
+class StandIn:
+    """Runs the scripted server in a thread; use as a context manager."""
+
+    def __init__(self) -> None:
+        self.script = Script(info=ready_info())
+        self.world = World()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        routes = [
+            Route("/", self._page),
+            Route("/static/{name}", self._page),
+            Route("/v1/info", self._info),
+            Route("/v1/start-images/{name}", self._image),
+            Route("/v1/uploads", self._upload, methods=["POST"]),
+            WebSocketRoute("/v1/world", self._socket),
+        ]
+        config = uvicorn.Config(Starlette(routes=routes), ws="websockets-sansio", log_level="warning", lifespan="off")
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+
+    def __enter__(self) -> StandIn:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._server.should_exit = True
+        self._server.force_exit = True
+        self._thread.join(timeout=10)
+        self._listener.close()
+
+    def _serve(self) -> None:
+        asyncio.run(self._server.serve(sockets=[self._listener]))
+
+    async def _page(self, request: Request) -> Response:
+        name = request.path_params.get("name", "index.html")
+        path = files("clients") / "browser" / name
+        suffix = name[name.rindex(".") :]
+        headers = {"Content-Security-Policy": CSP, "Cache-Control": "no-cache"}
+        return Response(path.read_bytes(), media_type=MIME_TYPES[suffix], headers=headers)
+
+    async def _info(self, request: Request) -> Response:
+        return JSONResponse(self.script.info)
+
+    async def _image(self, request: Request) -> Response:
+        return FileResponse(str(_picture(request.path_params["name"])))
+
+    async def _upload(self, request: Request) -> Response:
+        await request.body()
+        return JSONResponse({"upload_id": "u-1"})
+
+    async def _socket(self, websocket: WebSocket) -> None:
+        await websocket.accept()
+        try:
+            await self._converse(websocket)
+        except WebSocketDisconnect:
+            return
+
+    async def _converse(self, websocket: WebSocket) -> None:
+        start = json.loads(await websocket.receive_text())
+        self.script.starts.append(start)
+        if self.script.refuse is not None:
+            await websocket.send_json({"type": "error", "retryable": False, "fatal": True, **self.script.refuse})
+            return
+        if self.script.queue_position is not None:
+            await websocket.send_json({"type": "session.queued", "position": self.script.queue_position, "queued": 5})
+            await websocket.receive_text()
+            return
+        if "resume_token" not in start:
+            self.world = World(name=start["image"].get("name", "day"), prompt=start["prompt"])
+        world = self.world
+        world.epoch += 1
+        last_chunk_index = start.get("last_chunk_index", -1)
+        world.shown = max(world.shown, last_chunk_index)
+        await websocket.send_json(self._started(world))
+        sending = asyncio.create_task(self._send_chunks(websocket, world, last_chunk_index))
+        try:
+            while websocket.application_state is WebSocketState.CONNECTED:
+                await self._answer(websocket, world, json.loads(await websocket.receive_text()))
+        finally:
+            sending.cancel()
+
+    def _started(self, world: World) -> dict[str, Any]:
+        limits = {
+            "max_message_bytes": 1 << 24, "max_pending_events": 64, "max_prompt_chars": 2000,
+            "max_image_bytes": 1 << 23, "max_image_pixels": 1 << 25, "max_events_per_second": 240.0,
+            "resume_s": 15.0, "lead_chunks": 1, "max_session_s": None, "idle_s": None,
+        }  # fmt: skip
+        return {
+            "type": "session.started", "protocol": 1, "session_id": "s-standin", "epoch": world.epoch, "run": world.run,
+            "resume_token": "token", "model": "standin", "width": WIDTH, "height": HEIGHT, "fps": FPS,
+            "latent_frames_per_chunk": 3, "mime": 'video/mp4; codecs="avc1.42C00A"', "format": "fmp4",
+            "pacing": "playback", "seed": 1, "prompt": world.prompt, "controls": {}, "limits": limits,
+            "start_images": START_IMAGES, "prompts": list(WORLDS.values()),
+        }  # fmt: skip
+
+    async def _answer(self, websocket: WebSocket, world: World, message: dict[str, Any]) -> None:
+        match message["type"]:
+            case "session.event":
+                self.script.events.append(message)
+                world.queued.append(message)
+                await websocket.send_json({"type": "event.queued", "event_id": message["event_id"]})
+            case "playback":
+                self.script.playback.append(message)
+                if message["run"] == world.run:
+                    world.shown = max(world.shown, message["chunk_index"])
+            case "session.reset":
+                world.run += 1
+                world.chunk_index, world.shown, world.held, world.queued = 0, -1, [], []
+                world.retained = []
+                world.offset[:] = 0
+                world.name = (message.get("image") or {}).get("name", world.name)
+                await websocket.send_json(self._state(world, "active"))
+            case "session.pause" | "session.unpause":
+                world.paused = message["type"] == "session.pause"
+                await websocket.send_json(self._state(world, "paused" if world.paused else "active"))
+            case "session.close":
+                closed = {"type": "session.closed", "session_id": "s-standin", "reason": "closed"}
+                await websocket.send_json(closed)
+                await websocket.close(1000)
+            case "ping":
+                await websocket.send_json({"type": "pong", "t": message["t"]})
+
+    def _state(self, world: World, state: str, reason: str | None = None) -> dict[str, Any]:
+        ids = {"session_id": "s-standin", "epoch": world.epoch, "run": world.run}
+        return {"type": "session.state", "state": state, "reason": reason, **ids}
+
+    async def _send_chunks(self, websocket: WebSocket, world: World, last_chunk_index: int) -> None:
+        encoder = create_stream_encoder(StreamFormat.FMP4, width=WIDTH, height=HEIGHT, fps=FPS, media=MediaSection())
+        muxer = encoder.new_epoch()
+        common = {"type": "chunk", "session_id": "s-standin", "epoch": world.epoch, "timescale": muxer.timescale}
+        init = muxer.init_segment()
+        assert init is not None
+        await websocket.send_bytes(_frame({**common, "kind": "init", "run": world.run}, init.payload))
+        for chunk_index, encoded in world.retained:
+            if chunk_index > last_chunk_index:
+                await websocket.send_bytes(_media(common, world.run, chunk_index, muxer.mux(encoded), []))
+        while True:
+            if world.paused or world.chunk_index > world.shown + 2:
+                await asyncio.sleep(0.02)
+                continue
+            run, chunk_index = world.run, world.chunk_index
+            events, world.queued = world.queued, []
+            await asyncio.sleep(self.script.make_s)
+            if world.run != run:
+                continue
+            frames = _draw(world, events, 9 if chunk_index == 0 else 12)
+            part = MediaPart(format=MediaFormat.YUV420, shape=frames.shape, num_bytes=frames.nbytes)
+            encoded = encoder.encode((part,), memoryview(frames.tobytes()), len(frames))
+            world.retained = [*world.retained, (chunk_index, encoded)][-3:]
+            world.chunk_index += 1
+            await websocket.send_bytes(_media(common, run, chunk_index, muxer.mux(encoded), events))
+            if self.script.drop_after_chunk == chunk_index:
+                self.script.drop_after_chunk = None
+                await websocket.close(1011)
+                return
+
+
+def _picture(name: str) -> Any:
+    return files("worldmodel") / "data" / "demo_world" / "examples" / f"{name}.png"
+
+
+def _frame(header: dict[str, Any], payload: bytes) -> bytes:
+    head = json.dumps(header).encode()
+    return struct.pack(">I", len(head)) + head + payload
+
+
+def _media(
+    common: dict[str, Any], run: int, chunk_index: int, muxed: MuxedChunk, events: list[dict[str, Any]]
+) -> bytes:
+    header = {
+        **common, "kind": "media", "run": run, "chunk_index": chunk_index, "num_frames": muxed.num_frames,
+        "pts": muxed.pts, "keyframe": True, "request_id": f"r-{chunk_index}",
+        "applied": [{"event_id": e["event_id"], "latent_frame": 0, "wait_ms": 1.0} for e in events],
+        "timings_ms": {"queue": 3, "denoise": 410, "commit": 96, "decode": 181, "transfer": 2, "encode": 9},
+    }  # fmt: skip
+    return _frame(header, muxed.payload)
+
+
+def _draw(world: World, events: list[dict[str, Any]], num_frames: int) -> np.ndarray:
+    """Slide a start image under the held keys; returns uint8 [frames, height * 3 / 2, width]."""
+    for event in events:
+        world.prompt = event.get("prompt") or world.prompt
+        for control in event.get("controls") or []:
+            world.held = control["data"]["transitions"][-1]["actions"]
+    name = next((name for name, prompt in WORLDS.items() if prompt == world.prompt), world.name)
+    image = np.asarray(Image.open(io.BytesIO(_picture(name).read_bytes())).convert("RGB"))
+    frames = []
+    for _ in range(num_frames):
+        held = world.held
+        world.offset += [("l" in held) - ("j" in held) + 0.0, ("k" in held) - ("i" in held) + 0.5 * ("w" in held)]
+        shift = tuple(int(v) for v in -2 * world.offset[::-1])
+        frames.append(_yuv(np.roll(image, shift, axis=(0, 1))))
+    return np.stack(frames)
+
+
+def _yuv(rgb: np.ndarray) -> np.ndarray:
+    ycc = np.asarray(Image.fromarray(rgb).convert("YCbCr")).astype(np.float32)
+    y = 16 + ycc[..., 0] * 219 / 255
+    chroma = (128 + (ycc[::2, ::2, 1:] - 128) * 224 / 255).reshape(-1, WIDTH // 2, 2)
+    planes = [chroma[..., i].reshape(HEIGHT // 4, WIDTH) for i in range(2)]
+    return np.concatenate([y, *planes]).round().clip(0, 255).astype(np.uint8)
