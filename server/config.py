@@ -119,7 +119,7 @@ class MediaSection:
     encoder_threads: int = 2
 
     def __post_init__(self) -> None:
-        _require(0 <= self.crf <= 51, "media.crf", "0 to 51", self.crf)
+        _require(1 <= self.crf <= 51, "media.crf", "1 to 51", self.crf)
         _require(self.encoder_threads >= 1, "media.encoder_threads", "a number from 1", self.encoder_threads)
         _require(self.preset in PRESETS, "media.preset", f"one of {', '.join(PRESETS)}", self.preset)
 
