@@ -1,0 +1,211 @@
+"""Camera paths from files: `poses.npy` and `intrinsics.npy` of a clip -> one pose a latent frame. Torch-free.
+
+Files are opened without following links, must be regular, are bounded in size before a byte is parsed, and hold plain
+numbers only. What a trajectory does in a session belongs to `reducer.py`: `trajectory_control` makes the control for
+it.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.lib.format as npy_format
+
+from worldmodel.errors import RequestRefused
+from worldmodel.lingbot.controls import MAX_COORDINATE, ROTATION_TOLERANCE
+from worldmodel.lingbot.poses import (
+    Float64,
+    framewise,
+    largest_step,
+    quaternions_from_rotations,
+    rotations_from_quaternions,
+    slerp,
+)
+
+MAX_FILE_POSES = 16384
+MAX_NPY_HEADER_BYTES = 4096
+MEDIA_FRAMES_PER_LATENT_FRAME = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CameraClip:
+    """One pose [n, 4, 4] and one row fx, fy, cx, cy [n, 4] for each latent frame, or for each media frame of a file."""
+
+    poses_n44: Float64
+    intrinsics_n4: Float64
+
+
+def load_clip(folder: Path, *, max_poses: int = MAX_FILE_POSES) -> CameraClip:
+    """Read `poses.npy` [N, 4, 4] and `intrinsics.npy` [N, 4] (or one row) from a folder.
+
+    Raises `RequestRefused` (code ``bad_trajectory``, `field` the file name) for links, special files, files that are
+    too large, other shapes or types, values that are not finite, and poses that are not rigid.
+    """
+    poses_n44 = _load(folder, "poses.npy", (4, 4), max_poses)
+    _check_rigid(poses_n44, "poses.npy")
+    intrinsics_n4 = _load(folder, "intrinsics.npy", (4,), max_poses)
+    if len(intrinsics_n4) not in (1, len(poses_n44)):
+        raise _refusal("intrinsics.npy", f"expected 1 row or {len(poses_n44)}, one a pose, got {len(intrinsics_n4)}")
+    if (intrinsics_n4[:, :2] <= 0).any():
+        raise _refusal("intrinsics.npy", "expected positive focal lengths")
+    return CameraClip(poses_n44=poses_n44, intrinsics_n4=np.broadcast_to(intrinsics_n4, (len(poses_n44), 4)).copy())
+
+
+def num_latent_frames(num_media_frames: int, num_poses: int, latent_frames_per_chunk: int) -> int:
+    """Count the latent frames of a clip: whole chunks within the poses (official code, wan/image2video.py)."""
+    kept = _kept_poses(num_media_frames, num_poses)
+    latent_frames = (kept - 1) // MEDIA_FRAMES_PER_LATENT_FRAME + 1
+    return latent_frames - latent_frames % latent_frames_per_chunk
+
+
+def resample(clip: CameraClip, num_media_frames: int, latent_frames_per_chunk: int) -> CameraClip:
+    """Reduce a clip with a pose for each media frame to one with a pose for each latent frame.
+
+    The targets are spread over the whole kept range, ends included. For a compatible length that is each fourth pose;
+    when the latent count had to be cut to whole chunks, the path is stretched over the shorter axis, as the official
+    code does (wan/utils/cam_utils.py). Translations and intrinsics are interpolated linearly, rotations on the
+    sphere.
+
+    Raises `RequestRefused` if not even one chunk fits.
+    """
+    count = num_latent_frames(num_media_frames, len(clip.poses_n44), latent_frames_per_chunk)
+    if count < 1:
+        needed = (latent_frames_per_chunk - 1) * MEDIA_FRAMES_PER_LATENT_FRAME + 1
+        raise _refusal("poses.npy", f"expected at least {needed} poses for one chunk, got {len(clip.poses_n44)}")
+    kept = _kept_poses(num_media_frames, len(clip.poses_n44))
+    return interpolate(clip, np.linspace(0.0, kept - 1.0, count))
+
+
+def interpolate(clip: CameraClip, positions: Float64) -> CameraClip:
+    """Read a clip at fractional indices [n] between 0 and its last pose."""
+    last = len(clip.poses_n44) - 1
+    low = np.clip(np.floor(positions).astype(np.int64), 0, max(last - 1, 0))
+    high = np.minimum(low + 1, last)
+    fractions = positions - low
+    quaternions = quaternions_from_rotations(clip.poses_n44[:, :3, :3])
+    poses_n44 = np.tile(np.eye(4), (len(positions), 1, 1))
+    poses_n44[:, :3, :3] = rotations_from_quaternions(slerp(quaternions[low], quaternions[high], fractions))
+    poses_n44[:, :3, 3] = _mix(clip.poses_n44[low, :3, 3], clip.poses_n44[high, :3, 3], fractions)
+    intrinsics_n4 = _mix(clip.intrinsics_n4[low], clip.intrinsics_n4[high], fractions)
+    return CameraClip(poses_n44=poses_n44, intrinsics_n4=intrinsics_n4)
+
+
+def relative_clip(poses_n44: Float64) -> Float64:
+    """Return framewise relative poses [n, 4, 4], translations divided by the clip's largest step.
+
+    Source: official code, wan/utils/cam_utils.py; there in float32, which loses digits far from the origin.
+    """
+    relative_n44 = framewise(poses_n44)
+    step = largest_step(relative_n44)
+    if step > 0:
+        relative_n44[:, :3, 3] /= step
+    return relative_n44
+
+
+def trajectory_control(clip: CameraClip) -> dict[str, object]:
+    """Return a clip with a pose for each latent frame as the data of a `lingbot.camera_trajectory.v1` control.
+
+    Intrinsics of files refer to the official 832x480 image, which is that control's default.
+    """
+    return {"poses": clip.poses_n44.tolist(), "intrinsics": clip.intrinsics_n4.tolist()}
+
+
+def _kept_poses(num_media_frames: int, num_poses: int) -> int:
+    kept = min(num_media_frames, num_poses)
+    return kept - (kept - 1) % MEDIA_FRAMES_PER_LATENT_FRAME if kept > 0 else 0
+
+
+def _mix(start: Float64, end: Float64, fractions: Float64) -> Float64:
+    return start + (end - start) * fractions[:, None]
+
+
+# ---------------------------------------------------------------- files
+
+
+def _refusal(name: str, text: str) -> RequestRefused:
+    return RequestRefused(f"{name}: {text}", code="bad_trajectory", field=name)
+
+
+def _load(folder: Path, name: str, row_shape: tuple[int, ...], max_rows: int) -> Float64:
+    """Read one array of rows as float64."""
+    data = _read(folder, name, MAX_NPY_HEADER_BYTES + max_rows * 8 * int(np.prod(row_shape)))
+    expected = f"float rows of shape {list(row_shape)}"
+    shape, fortran_order, dtype, offset = _npy_header(data, name)
+    if dtype.kind != "f" or dtype.itemsize not in (4, 8):
+        raise _refusal(name, f"expected {expected}, got elements of type {dtype}")
+    if len(shape) != 1 + len(row_shape) or shape[1:] != row_shape:
+        raise _refusal(name, f"expected {expected}, got the shape {list(shape)}")
+    if not 1 <= shape[0] <= max_rows:
+        raise _refusal(name, f"expected 1 to {max_rows} rows, got {shape[0]}")
+    count = int(np.prod(shape))
+    if len(data) - offset != count * dtype.itemsize:
+        raise _refusal(name, f"expected {count * dtype.itemsize} bytes of data, got {len(data) - offset}")
+    flat = np.frombuffer(data, dtype=dtype, offset=offset)
+    array = flat.reshape(shape, order="F" if fortran_order else "C").astype(np.float64)
+    if not (np.abs(array) <= MAX_COORDINATE).all():
+        raise _refusal(name, f"expected finite numbers of at most {MAX_COORDINATE:g}")
+    return np.ascontiguousarray(array)
+
+
+def _read(folder: Path, name: str, max_bytes: int) -> bytes:
+    """Read a regular file of a folder, following no link in the last two steps of its path."""
+    try:
+        folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise _refusal(name, f"the folder {folder.name!r} cannot be opened: {error.strerror}") from error
+    try:
+        # O_NONBLOCK keeps the open of a named pipe from waiting for a writer.
+        file_fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder_fd)
+    except OSError as error:
+        raise _refusal(name, f"cannot be opened: {error.strerror}") from error
+    finally:
+        os.close(folder_fd)
+    try:
+        info = os.fstat(file_fd)
+        if not stat.S_ISREG(info.st_mode):
+            raise _refusal(name, "expected a regular file")
+        if info.st_size > max_bytes:
+            raise _refusal(name, f"expected at most {max_bytes} bytes, got {info.st_size}")
+        with open(file_fd, "rb", closefd=False) as file:
+            data = file.read(max_bytes + 1)
+    finally:
+        os.close(file_fd)
+    if len(data) > max_bytes:
+        raise _refusal(name, f"expected at most {max_bytes} bytes, the file is growing")
+    return data
+
+
+def _npy_header(data: bytes, name: str) -> tuple[tuple[int, ...], bool, np.dtype[np.generic], int]:
+    """Return shape, order, element type and offset of the data of an .npy file."""
+
+    stream = io.BytesIO(data)
+    try:
+        version = npy_format.read_magic(stream)
+        if version == (1, 0):
+            shape, fortran_order, dtype = npy_format.read_array_header_1_0(stream, max_header_size=MAX_NPY_HEADER_BYTES)
+        elif version == (2, 0):
+            shape, fortran_order, dtype = npy_format.read_array_header_2_0(stream, max_header_size=MAX_NPY_HEADER_BYTES)
+        else:
+            raise _refusal(name, f"expected .npy version 1.0 or 2.0, got {version[0]}.{version[1]}")
+    except ValueError as error:
+        raise _refusal(name, "expected an .npy file with a short header") from error
+    return shape, fortran_order, dtype, stream.tell()
+
+
+def _check_rigid(poses_n44: Float64, name: str) -> None:
+    rotations = poses_n44[:, :3, :3]
+    error_n = np.abs(rotations @ rotations.swapaxes(1, 2) - np.eye(3)).max(axis=(1, 2))
+    error_n = np.maximum(error_n, np.abs(poses_n44[:, 3] - np.array([0.0, 0.0, 0.0, 1.0])).max(axis=1))
+    worst = int(error_n.argmax())
+    if error_n[worst] > ROTATION_TOLERANCE:
+        raise _refusal(
+            name, f"pose {worst}: expected a rigid motion within {ROTATION_TOLERANCE:g}, got {error_n[worst]:.3g}"
+        )
+    mirrored = np.flatnonzero(np.linalg.det(rotations) < 0)
+    if len(mirrored):
+        raise _refusal(name, f"pose {mirrored[0]}: expected a rotation, got a mirrored one (determinant -1)")
