@@ -80,8 +80,9 @@ def camera_features(relative_n44: Tensor, intrinsics_n4: Tensor, height: int, wi
 class CameraBasis:
     """The first camera linear applied to the rays of a camera at rest, for one row of intrinsics and one size.
 
-    `weight_DF` and `bias_D` are those of `patch_embedding_wancamctrl`. Sums run in float32; the basis is kept in
-    `dtype`. At 832x480 and width 5120 the direction part is 9 * 1560 * 5120 elements (288 MB in float32).
+    `weight_DF` and `bias_D` are those of `patch_embedding_wancamctrl`. The basis is float32 whatever the weights are: a
+    pose rounded to bfloat16 would be wrong by the same amount for every pixel. `dtype` is what `tokens` returns. At
+    832x480 and width 5120 the basis takes 288 MB.
     """
 
     def __init__(
@@ -100,18 +101,19 @@ class CameraBasis:
         # [P, j, F] x [i, F, D]: how token p changes with element (i, j) of the rotation.
         rotation_ijPD = torch.einsum("pjf,ifd->ijpd", directions_P3F, weight_6FD[3:])
         self._num_tokens = directions_P3F.shape[0]
-        self._rotation_9PD = rotation_ijPD.flatten(0, 1).to(dtype)
-        self._translation_3D = weight_6FD[:3].sum(dim=1).to(dtype)
-        self._bias_D = bias_D.to(dtype)
+        self._rotation_9PD = rotation_ijPD.flatten(0, 1)
+        self._translation_3D = weight_6FD[:3].sum(dim=1)
+        self._bias_D = bias_D.float()
+        self._dtype = dtype
 
     def tokens(self, relative_n44: Tensor) -> Tensor:
-        """Return camera tokens [n*P, D] for relative poses, in the basis' type and on its device."""
+        """Return camera tokens [n*P, D] for relative poses, on the weights' device."""
         poses_n44 = relative_n44.to(self._rotation_9PD)
         num_frames = poses_n44.shape[0]
         still_nD = torch.addmm(self._bias_D, poses_n44[:, :3, 3], self._translation_3D)
         coefficients_n9 = poses_n44[:, :3, :3].reshape(num_frames, 9)
         turned_nPD = (coefficients_n9 @ self._rotation_9PD.flatten(1)).view(num_frames, self._num_tokens, -1)
-        return (turned_nPD + still_nD[:, None]).flatten(0, 1)
+        return (turned_nPD + still_nD[:, None]).flatten(0, 1).to(self._dtype)
 
 
 class CameraEmbedding:
