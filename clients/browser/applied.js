@@ -4,7 +4,7 @@
  * each event took to reach the screen.
  *
  * @typedef {{atFrame: number, actions: string[]}} HeldFrom     Actions in force from this media frame of the chunk on.
- * @typedef {{eventId: number, atFrame: number, sentMs: number}} Landing  The media frame that first shows an event.
+ * @typedef {{eventId: number, atFrame: number, pressedMs: number}} Landing  The media frame that first shows an event.
  * @typedef {{held: HeldFrom[], landings: Landing[]}} ChunkControls
  */
 
@@ -23,7 +23,7 @@ export function firstMediaFrame(latentFrame, isOpeningChunk) {
 
 export class AppliedTracker {
   constructor() {
-    this._sent = /** @type {Map<number, {transitions: import('./protocol.js').Transition[], sentMs: number}>} */ (new Map());
+    this._sent = /** @type {Map<number, import('./protocol.js').Transition[]>} */ (new Map());
     this._inForce = /** @type {string[]} */ ([]);
   }
 
@@ -35,10 +35,9 @@ export class AppliedTracker {
   /**
    * @param {number} eventId
    * @param {import('./protocol.js').Transition[]} transitions  Empty for a prompt.
-   * @param {number} sentMs
    */
-  sent(eventId, transitions, sentMs) {
-    this._sent.set(eventId, { transitions, sentMs });
+  sent(eventId, transitions) {
+    this._sent.set(eventId, transitions);
   }
 
   /** @param {number} eventId */
@@ -62,11 +61,14 @@ export class AppliedTracker {
     const held = [{ atFrame: 0, actions: this._inForce }];
     const landings = /** @type {Landing[]} */ ([]);
     for (const { event_id: eventId, latent_frame: latentFrame } of header.applied) {
-      const event = this._sent.get(eventId);
-      if (event === undefined) continue;
+      const transitions = this._sent.get(eventId);
+      if (transitions === undefined) continue;
       this._sent.delete(eventId);
-      landings.push({ eventId, atFrame: firstMediaFrame(latentFrame, isOpening), sentMs: event.sentMs });
-      event.transitions.forEach(({ actions }, step) => {
+      if (transitions.length > 0) {
+        const atFrame = firstMediaFrame(latentFrame, isOpening);
+        landings.push({ eventId, atFrame, pressedMs: transitions[0].client_ts_ms });
+      }
+      transitions.forEach(({ actions }, step) => {
         held.push({ atFrame: firstMediaFrame(latentFrame + step, isOpening), actions });
         this._inForce = actions;
       });

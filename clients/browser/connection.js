@@ -29,6 +29,8 @@ const PONG_WITHIN_MS = 10000;
 
 const CLOSED_NORMALLY = 1000;
 const CLOSED_BY_POLICY = 1008;
+/** From the range for applications (RFC 6455, 7.4.2): the page means to come back. */
+const ABANDONED = 4000;
 
 export class Connection {
   /**
@@ -90,9 +92,15 @@ export class Connection {
     }
   }
 
+  /** Stop trying; `retry()` goes on. The session waits on the server for its resume time. */
+  suspend() {
+    this._abandon(ABANDONED);
+    this.state = 'lost';
+  }
+
   /** Close the socket as a lost link would; for a restart on purpose and for tests. */
   drop() {
-    this._socket?.close(4000, 'dropped by the page');
+    this._socket?.close(ABANDONED);
   }
 
   _open() {
@@ -204,13 +212,16 @@ export class Connection {
     this._retryTimer = window.setTimeout(() => this._open(), delayMs);
   }
 
-  /** Leave the present socket, its timers and its late messages behind. */
-  _abandon() {
+  /**
+   * Leave the present socket, its timers and its late messages behind.
+   * @param {number} [closeCode]
+   */
+  _abandon(closeCode = CLOSED_NORMALLY) {
     clearTimeout(this._retryTimer);
     clearInterval(this._pingTimer);
     const socket = this._socket;
     this._socket = null;
-    if (socket !== null && socket.readyState <= WebSocket.OPEN) socket.close(CLOSED_NORMALLY);
+    if (socket !== null && socket.readyState <= WebSocket.OPEN) socket.close(closeCode);
   }
 
   _hurry() {

@@ -8,7 +8,6 @@
  * @property {number} run
  * @property {number} shownChunk    Last chunk of the run whose first frame was on screen, -1 for none.
  * @property {number} nextEventId   Smallest event id not used yet.
- * @property {string} prompt        Prompt in force.
  */
 
 const BOOKMARK = 'worldserve.session';

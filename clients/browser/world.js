@@ -1,0 +1,282 @@
+'use strict';
+/**
+ * One world as this page knows it: its session, epoch and run, which events are under way, which chunks came and which were
+ * seen. It moves media from the link to the player and messages from the controls to the link; it owns no element.
+ *
+ * @typedef {object} WorldView  What the page does when something changes.
+ * @property {() => void} onPicture        A first frame is on screen.
+ * @property {() => void} onPrompt         The prompt, or what is pending of it, changed.
+ * @property {(actions: string[]) => void} onApplied  Actions in force in the frame on screen.
+ */
+
+import { actionsAt, AppliedTracker } from './applied.js';
+import { ControlSender } from './controls.js';
+import { ReportDelay } from './pacing.js';
+import * as protocol from './protocol.js';
+import { Recorder } from './recorder.js';
+import { clearBookmark, loadBookmark, saveBookmark } from './store.js';
+
+export class World {
+  /**
+   * @param {object} parts
+   * @param {import('./player.js').Player} parts.player
+   * @param {(message: object) => boolean} parts.send   Returns whether the message left the page.
+   * @param {() => string[]} parts.held                 Actions held now.
+   * @param {import('./hud.js').Hud} parts.hud
+   * @param {WorldView} parts.view
+   */
+  constructor({ player, send, held, hud, view }) {
+    this._player = player;
+    this._send = send;
+    this._held = held;
+    this._hud = hud;
+    this._view = view;
+    this.recorder = new Recorder();
+    this.reportDelay = new ReportDelay();
+    this._tracker = new AppliedTracker();
+    this._sender = new ControlSender({
+      send: (transitions) => this._sendControls(transitions),
+      pendingEvents: () => this._tracker.pending,
+    });
+    this.bookmark = loadBookmark();
+    this.session = /** @type {protocol.SessionStarted | null} */ (null);
+    this.prompt = '';
+    this.run = 0;
+    this.epoch = -1;
+    this._receivedChunk = -1;
+    this._receivedRun = /** @type {number | null} */ (null);
+    this._promptEvents = /** @type {Set<number>} */ (new Set());
+    /** Controls of chunks that are not off the screen yet, by `run/chunk_index`. */
+    this._chunkControls = /** @type {Map<string, import('./applied.js').ChunkControls>} */ (new Map());
+  }
+
+  /** Whether there is a session to come back to. */
+  get isKept() {
+    return this.bookmark !== null;
+  }
+
+  /** Whether a prompt was sent and no chunk shows it yet. */
+  get isPromptPending() {
+    return this._promptEvents.size > 0;
+  }
+
+  /** Forget how to come back; what is on screen stays. */
+  letGo() {
+    clearBookmark();
+    this.bookmark = null;
+  }
+
+  /** Forget everything; the next start is another world. */
+  forget() {
+    this.letGo();
+    this.session = null;
+    this.epoch = -1;
+    this._receivedChunk = -1;
+    this._receivedRun = null;
+    this._clearEvents();
+    this._chunkControls.clear();
+    this.recorder.clear();
+    this._player.stop();
+  }
+
+  /** @returns {{token: string, lastChunkIndex: number} | null} */
+  resumePoint() {
+    if (this.bookmark === null) return null;
+    // After a reload nothing is buffered, so the chunk that was on screen is asked for again.
+    const last = this.session === null ? this.bookmark.shownChunk - 1 : this._receivedChunk;
+    return { token: this.bookmark.token, lastChunkIndex: Math.max(-1, last) };
+  }
+
+  // ---------------------------------------------------------------- from the link
+
+  /**
+   * @param {protocol.SessionStarted} started
+   * @param {string} mime
+   * @returns {boolean}  Whether this is the world that was on screen before.
+   */
+  started(started, mime) {
+    const bookmark = this.bookmark;
+    const isSameWorld = this.session?.session_id === started.session_id;
+    const isKnownRun = bookmark?.sessionId === started.session_id && bookmark.run === started.run;
+    if (!isSameWorld || started.run !== this.run) this._receivedChunk = -1;
+    this.session = started;
+    this.epoch = started.epoch;
+    this.run = started.run;
+    this._keep({
+      token: started.resume_token,
+      sessionId: started.session_id,
+      run: started.run,
+      shownChunk: isKnownRun ? bookmark.shownChunk : -1,
+      nextEventId: bookmark?.nextEventId ?? 0,
+    });
+    this._clearEvents();
+    this._setPrompt(started.prompt);
+    this._player.leadChunks = started.limits.lead_chunks;
+    this._player.beginEpoch(mime, isSameWorld);
+    if (isSameWorld && isKnownRun && bookmark.shownChunk >= 0) this._report(this.run, bookmark.shownChunk);
+    // A full snapshot heals a key-up that got lost with the old link.
+    if (bookmark !== null || this._held().length > 0) this.steer(this._held());
+    return isSameWorld;
+  }
+
+  /**
+   * The session said which run it is in.
+   * @param {number} run
+   */
+  inRun(run) {
+    if (run === this.run) return;
+    this.run = run;
+    this._receivedChunk = -1;
+    this._clearEvents();
+    if (this.bookmark !== null) this._keep({ ...this.bookmark, run, shownChunk: -1 });
+    // A reset clears the controls; keys that are still down steer on.
+    if (this._held().length > 0) this.steer(this._held());
+  }
+
+  /** @param {number} eventId */
+  eventDropped(eventId) {
+    this._tracker.dropped(eventId);
+    if (this._promptEvents.delete(eventId)) this._view.onPrompt();
+  }
+
+  /**
+   * @param {protocol.ChunkHeader} header
+   * @param {Uint8Array} payload
+   */
+  chunk(header, payload) {
+    if (header.epoch !== this.epoch || this.session === null) return;
+    if (header.kind === 'init') {
+      this.recorder.init(payload);
+      this._player.appendInit(payload);
+      return;
+    }
+    const chunkIndex = /** @type {number} */ (header.chunk_index);
+    this.inRun(header.run);
+    const isNewRun = this._receivedRun !== null && header.run !== this._receivedRun;
+    this._receivedRun = header.run;
+    this._receivedChunk = chunkIndex;
+    this._chunkControls.set(keyOf(header.run, chunkIndex), this._tracker.chunk(header));
+    for (const { event_id: eventId } of header.applied) this._promptEvents.delete(eventId);
+    this._view.onPrompt();
+    this._hud.chunk(header.timings_ms);
+    this.recorder.fragment(payload, (header.num_frames * header.timescale) / this.session.fps);
+    this._player.appendChunk(payload, header, isNewRun);
+  }
+
+  // ---------------------------------------------------------------- from the player
+
+  /** @param {import('./player.js').ShownFrame} shown */
+  frameShown({ segment, frame, isFirstOfChunk, shownMs }) {
+    const controls = this._chunkControls.get(keyOf(segment.run, segment.chunkIndex));
+    if (controls !== undefined) {
+      this._view.onApplied(actionsAt(controls.held, frame));
+      for (const { atFrame, pressedMs } of controls.landings) {
+        if (atFrame <= frame) this._hud.latency(shownMs - pressedMs);
+      }
+      controls.landings = controls.landings.filter(({ atFrame }) => atFrame > frame);
+    }
+    if (isFirstOfChunk) this._chunkShown(segment);
+  }
+
+  /** @param {import('./player.js').Segment} segment */
+  _chunkShown({ run, chunkIndex }) {
+    this._view.onPicture();
+    this._hud.place(run, this.epoch, chunkIndex);
+    for (const key of this._chunkControls.keys()) {
+      const [ofRun, ofChunk] = key.split('/').map(Number);
+      if (ofRun < run || (ofRun === run && ofChunk < chunkIndex)) this._chunkControls.delete(key);
+    }
+    if (run !== this.run || this.bookmark === null) return;
+    this._keep({ ...this.bookmark, shownChunk: chunkIndex });
+    setTimeout(() => this._report(run, chunkIndex), this.reportDelay.delayMs);
+  }
+
+  /**
+   * Chunks count on across epochs, so one that came through an earlier socket is reported in the present epoch.
+   * @param {number} run
+   * @param {number} chunkIndex
+   */
+  _report(run, chunkIndex) {
+    if (run !== this.run || this.epoch < 0) return;
+    const bufferedMs = this._player.bufferedS * 1000;
+    this._send(protocol.playbackMessage({ epoch: this.epoch, run, chunkIndex, bufferedMs }));
+  }
+
+  // ---------------------------------------------------------------- to the link
+
+  /**
+   * The held actions changed.
+   * @param {string[]} actions
+   */
+  steer(actions) {
+    if (this.bookmark !== null) this._sender.change(actions);
+  }
+
+  /** @param {string} prompt */
+  changePrompt(prompt) {
+    if (prompt === '' || prompt === this.prompt || this.bookmark === null) return;
+    const eventId = this._takeEventId();
+    if (!this._send(protocol.promptMessage(eventId, prompt))) return;
+    this._tracker.sent(eventId, []);
+    this._promptEvents.add(eventId);
+    this._setPrompt(prompt);
+  }
+
+  /**
+   * Start the rollout again; the prompt in force is kept unless there is a new one.
+   * @param {{prompt?: string, image?: protocol.ImageReference}} wish
+   */
+  reset(wish) {
+    const prompt = wish.prompt ?? this.prompt;
+    if (this._send(protocol.resetMessage({ ...wish, prompt }))) this._setPrompt(prompt);
+  }
+
+  /**
+   * @param {protocol.Transition[]} transitions
+   * @returns {boolean}
+   */
+  _sendControls(transitions) {
+    const eventId = this._takeEventId();
+    this._tracker.sent(eventId, transitions);
+    const isSent = this._send(protocol.controlMessage(eventId, transitions));
+    if (!isSent) this._tracker.dropped(eventId);
+    return isSent;
+  }
+
+  _takeEventId() {
+    if (this.bookmark === null) throw new Error('an event without a session');
+    const eventId = this.bookmark.nextEventId;
+    this._keep({ ...this.bookmark, nextEventId: eventId + 1 });
+    return eventId;
+  }
+
+  // ---------------------------------------------------------------- own state
+
+  /** @param {import('./store.js').Bookmark} bookmark */
+  _keep(bookmark) {
+    this.bookmark = bookmark;
+    saveBookmark(bookmark);
+  }
+
+  /** @param {string} prompt */
+  _setPrompt(prompt) {
+    this.prompt = prompt;
+    this._view.onPrompt();
+  }
+
+  _clearEvents() {
+    this.reportDelay.reset();
+    this._tracker.reset();
+    this._sender.discard();
+    this._promptEvents.clear();
+    this._view.onPrompt();
+  }
+}
+
+/**
+ * @param {number} run
+ * @param {number} chunkIndex
+ */
+function keyOf(run, chunkIndex) {
+  return `${run}/${chunkIndex}`;
+}
