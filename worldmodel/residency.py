@@ -1,0 +1,63 @@
+"""How many sessions fit on this worker's device, and how much memory is in use.
+
+Which session leaves when all places are taken is the server's decision; a worker refuses what does not fit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import psutil
+import torch
+
+from kvcache.cache import KVCache
+from kvcache.errors import BudgetTooSmall
+from kvcache.spec import KVSpec
+from worldmodel.errors import LoadFailed
+from worldmodel.messages import MemoryStats, StartWorker
+
+KV_DTYPES: dict[int, torch.dtype] = {4: torch.float32, 2: torch.bfloat16, 1: torch.float8_e4m3fn}
+"""Number format of stored K/V by its size in bytes."""
+
+
+def plan_capacity(spec: KVSpec, start: StartWorker) -> int:
+    """Return how many sessions fit beside the loaded weights, at most `start.requested_sessions`.
+
+    On a CPU the budget is `start.memory_bytes` (None: as many as requested), on CUDA a fraction of what is free now.
+    Raises `LoadFailed` with the numbers if not even one fits.
+    """
+    spec = replace(spec, requested_sessions=start.requested_sessions)
+    if torch.device(start.device).type == "cuda":
+        free_bytes, _ = torch.cuda.mem_get_info(start.device)
+        fraction = start.gpu_memory_fraction
+    elif start.memory_bytes is None:
+        return start.requested_sessions
+    else:
+        free_bytes, fraction = start.memory_bytes, 1.0
+    try:
+        return spec.capacity(free_bytes, fraction)
+    except BudgetTooSmall as error:
+        raise LoadFailed(f"no session fits in memory: {error}", code="out_of_memory") from error
+
+
+def allocate_cache(spec: KVSpec, start: StartWorker) -> KVCache:
+    """Allocate K/V storage for as many sessions as fit. Raises `LoadFailed`."""
+    capacity = plan_capacity(spec, start)
+    try:
+        return KVCache(spec, capacity=capacity, device=start.device, dtype=KV_DTYPES[spec.element_bytes])
+    except torch.OutOfMemoryError as error:
+        raise LoadFailed(
+            f"K/V storage of {spec.storage_bytes(capacity)} bytes for {capacity} sessions could not be allocated",
+            code="out_of_memory",
+        ) from error
+
+
+def memory_stats(cache: KVCache, device: torch.device) -> MemoryStats:
+    """Read the accounting of the cache and the memory of this process."""
+    return MemoryStats(
+        sessions=len(cache.session_ids),
+        total_pages=cache.total_pages,
+        free_pages=cache.free_pages,
+        rss_bytes=psutil.Process().memory_info().rss,
+        device_bytes=torch.cuda.memory_reserved(device) if device.type == "cuda" else 0,
+    )

@@ -1,0 +1,413 @@
+"""Sessions of one worker and the transaction of a tick. Knows no model and no socket.
+
+A tick is: lease -> begin -> generate -> commit, or roll back. The session's model state is replaced at commit only, so
+that a failed tick leaves the session where it was; that this is so is checked after every failure, not assumed.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import platform
+import time
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kvcache.cache import KVCache
+from kvcache.errors import CapacityExceeded, IntegrityError, WindowFull
+from kvcache.transaction import ChunkState, ChunkTransaction
+from worldmodel.adapter import GeneratedChunk, GeneratedMedia, ProgressFn, SessionOpening, WorldModelAdapter
+from worldmodel.catalog import lookup, resolve
+from worldmodel.errors import LoadFailed, OutcomeUnknown, RequestRefused, TickRolledBack
+from worldmodel.messages import (
+    ChunkMedia,
+    CloseSession,
+    ImageSize,
+    LoadStage,
+    MediaFormat,
+    MediaPart,
+    MemoryStats,
+    ModelInfo,
+    OpenSession,
+    RequestId,
+    ResetSession,
+    SessionClosed,
+    SessionId,
+    SessionOpened,
+    SessionReset,
+    StageTimings,
+    StartWorker,
+    Tick,
+    TickCommitted,
+)
+from worldmodel.residency import allocate_cache, memory_stats
+
+logger = logging.getLogger(__name__)
+
+Adapter = WorldModelAdapter[Any]
+"""The runtime carries a model's state without looking into it."""
+
+Image = npt.NDArray[np.uint8]
+
+
+class DeviceLost(Exception):
+    """Report that the device answers no more; no session of this process can go on."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Resident:
+    """A session on this worker. `broken`: a failure left it in an unknown state; it may only be reset or closed."""
+
+    state: Any
+    outputs: tuple[MediaFormat, ...]
+    next_chunk_index: int = 0
+    broken: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Footprint:
+    """What a rolled-back tick must leave as it was."""
+
+    num_latent_frames: int
+    resident_latent_frames: tuple[int, ...]
+    free_pages: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommittedChunk:
+    """A chunk that is part of its session; its media may still be on the device."""
+
+    committed: TickCommitted
+    media: GeneratedMedia
+    outputs: tuple[MediaFormat, ...]
+
+    def to_host(self) -> tuple[ChunkMedia, list[memoryview]]:
+        """Wait for the media and return its message and payload parts.
+
+        Raises `OutcomeUnknown` if the media is lost: the session has the chunk, the client never will.
+        """
+        tick = self.committed
+        started_s = time.perf_counter()
+        try:
+            arrays = self.media.to_host()
+        except Exception as error:
+            raise _media_lost(tick) from error
+        if tuple(media.format for media in arrays) != self.outputs:
+            logger.error("adapter gave media %s, the session wants %s", [m.format for m in arrays], self.outputs)
+            raise _media_lost(tick)
+        hosted = [np.ascontiguousarray(media.array) for media in arrays]
+        parts = tuple(
+            MediaPart(format=media.format, shape=array.shape, num_bytes=array.nbytes)
+            for media, array in zip(arrays, hosted, strict=True)
+        )
+        message = ChunkMedia(
+            request_id=tick.request_id,
+            session_id=tick.session_id,
+            chunk_index=tick.chunk_index,
+            num_media_frames=tick.num_media_frames,
+            parts=parts,
+            transfer_ms=1000.0 * (time.perf_counter() - started_s),
+        )
+        return message, [array.data for array in hosted]
+
+
+def _media_lost(tick: TickCommitted) -> OutcomeUnknown:
+    return OutcomeUnknown(f"the media of chunk {tick.chunk_index} is lost", code="media_lost")
+
+
+class Runtime:
+    """Own one adapter, its K/V and its sessions. One thread; one tick at a time."""
+
+    def __init__(self, adapter: Adapter, cache: KVCache, *, device: str = "cpu") -> None:
+        self._adapter = adapter
+        self._cache = cache
+        self._device = torch.device(device)
+        self._sessions: dict[SessionId, _Resident] = {}
+
+    @classmethod
+    def load(cls, start: StartWorker, progress: ProgressFn) -> Runtime:
+        """Load the model, size its K/V storage and warm up. Raises `LoadFailed`."""
+        try:
+            create_adapter = resolve(lookup(start.model).adapter)
+        except RequestRefused as error:
+            raise LoadFailed(error.message, code=error.code) from error
+        adapter = cast("Adapter", create_adapter(start, progress))
+        progress(LoadStage.KV_POOL, 0.0, "")
+        cache = allocate_cache(adapter.kv_spec(), start)
+        progress(LoadStage.KV_POOL, 1.0, f"{cache.capacity} sessions, {cache.total_pages} pages")
+        runtime = cls(adapter, cache, device=start.device)
+        runtime.warm_up(progress)
+        return runtime
+
+    def info(self, model: str) -> ModelInfo:
+        """Describe the loaded model with its effective values."""
+        spec, kv = self._adapter.spec, self._cache.spec
+        return ModelInfo(
+            model=model,
+            width=spec.width,
+            height=spec.height,
+            fps=spec.fps,
+            latent_frames_per_chunk=spec.latent_frames_per_chunk,
+            first_chunk_media_frames=spec.first_chunk_media_frames,
+            chunk_media_frames=spec.chunk_media_frames,
+            sink_latent_frames=kv.sink_latent_frames,
+            window_latent_frames=kv.window_latent_frames,
+            capacity_sessions=self._cache.capacity,
+            total_pages=self._cache.total_pages,
+            kv_bytes_per_session=kv.storage_bytes(2) - kv.storage_bytes(1) + kv.cross_attention_bytes,
+            device=str(self._device),
+            precision=spec.precision,
+            attention_backend=spec.attention_backend,
+            checkpoint_digest=spec.checkpoint_digest,
+            parameters=spec.parameters,
+            noise_layout=spec.noise_layout,
+            sampler=spec.sampler,
+            versions={"python": platform.python_version(), "torch": importlib.metadata.version("torch")},
+        )
+
+    def memory(self) -> MemoryStats:
+        return memory_stats(self._cache, self._device)
+
+    # ---------------------------------------------------------------- sessions
+
+    def open(self, message: OpenSession, image: Image) -> SessionOpened:
+        """Create a session.
+
+        Raises `RequestRefused`, or `TickRolledBack` if the model failed; no session exists then.
+        """
+        self._require_outputs(message.outputs)
+        if message.session_id in self._sessions:
+            raise RequestRefused(f"session {message.session_id} is open already", code="session_exists")
+        try:
+            self._cache.open(message.session_id)
+        except CapacityExceeded as error:
+            raise RequestRefused(
+                f"all {self._cache.capacity} session places of this worker are taken", code="capacity"
+            ) from error
+        opening = SessionOpening(prompt=message.prompt, seed=message.seed, image=image, outputs=message.outputs)
+        try:
+            state = self._adapter.open_state(opening)
+        except RequestRefused:
+            self._cache.close(message.session_id)
+            raise
+        except Exception as error:
+            self._cache.close(message.session_id)
+            raise TickRolledBack("the model could not open the session", code="open_failed") from error
+        self._sessions[message.session_id] = _Resident(state=state, outputs=message.outputs)
+        return SessionOpened(request_id=message.request_id, session_id=message.session_id, memory=self.memory())
+
+    def reset(self, message: ResetSession, image: Image | None) -> SessionReset:
+        """Start a new run; all pages of the session are free when this returns.
+
+        Raises `RequestRefused` or `TickRolledBack`, with the old run as it was.
+        """
+        session = self._find(message.session_id)
+        try:
+            state = self._adapter.reset_state(session.state, prompt=message.prompt, seed=message.seed, image=image)
+        except RequestRefused:
+            raise
+        except Exception as error:
+            raise TickRolledBack("the model could not reset the session", code="reset_failed") from error
+        self._cache.reset(message.session_id)
+        self._sessions[message.session_id] = _Resident(state=state, outputs=session.outputs)
+        return SessionReset(request_id=message.request_id, session_id=message.session_id, memory=self.memory())
+
+    def close(self, message: CloseSession) -> SessionClosed:
+        """Free everything of a session; an unknown one is closed already."""
+        self._cache.close(message.session_id)
+        self._sessions.pop(message.session_id, None)
+        return SessionClosed(request_id=message.request_id, session_id=message.session_id, memory=self.memory())
+
+    def _find(self, session_id: SessionId) -> _Resident:
+        session = self._sessions.get(session_id)
+        if session is None:
+            raise RequestRefused(f"session {session_id} is not open on this worker", code="unknown_session")
+        return session
+
+    @staticmethod
+    def _require_outputs(outputs: tuple[MediaFormat, ...]) -> None:
+        if not outputs or len(set(outputs)) != len(outputs):
+            shown = ", ".join(outputs) or "none"
+            raise RequestRefused(
+                f"outputs: expected at least one format, each once, got {shown}", code="bad_outputs", field="outputs"
+            )
+
+    # ---------------------------------------------------------------- the tick
+
+    def tick(self, message: Tick) -> CommittedChunk:
+        """Compute and commit one chunk.
+
+        Raises `RequestRefused` or `TickRolledBack` with the session as it was, `OutcomeUnknown` if that can't be said
+        (the session may then only be reset or closed), `DeviceLost` if the worker is of no more use.
+        """
+        session = self._find(message.session_id)
+        self._check_tick(message, session)
+        before = self._footprint(message.session_id)
+        chunk: ChunkTransaction | None = None
+        try:
+            with self._cache.lease(message.session_id) as lease:
+                chunk = lease.begin_chunk()
+                generated = self._adapter.generate(message, session.state, chunk)
+                self._check_generated(message, generated)
+                chunk.commit()
+        except Exception as error:
+            raise self._failed(message, session, before, chunk, error) from error
+        session.state = generated.state
+        session.next_chunk_index += 1
+        return CommittedChunk(
+            committed=self._committed(message, generated), media=generated.media, outputs=session.outputs
+        )
+
+    def _check_tick(self, message: Tick, session: _Resident) -> None:
+        if session.broken:
+            raise RequestRefused(
+                f"session {message.session_id} failed before: reset or close it", code="session_failed"
+            )
+        if message.chunk_index != session.next_chunk_index:
+            raise RequestRefused(
+                f"chunk_index {message.chunk_index} in session {message.session_id}: expected "
+                f"{session.next_chunk_index}",
+                code="bad_chunk_index",
+                field="chunk_index",
+            )
+
+    @staticmethod
+    def _check_generated(message: Tick, generated: GeneratedChunk[Any]) -> None:
+        """Stop a chunk whose events are not the tick's before it becomes part of the session."""
+        applied = sorted(event.event_id for event in generated.applied)
+        if applied != sorted(message.event_ids):
+            raise RuntimeError(f"the adapter applied events {applied}, the tick has {sorted(message.event_ids)}")
+
+    def _committed(self, message: Tick, generated: GeneratedChunk[Any]) -> TickCommitted:
+        return TickCommitted(
+            request_id=message.request_id,
+            session_id=message.session_id,
+            chunk_index=message.chunk_index,
+            applied_event_ids=message.event_ids,
+            applied=generated.applied,
+            num_media_frames=generated.num_media_frames,
+            pose=generated.pose,
+            timings=StageTimings(
+                denoise_ms=generated.denoise_ms, commit_ms=generated.commit_ms, decode_ms=generated.decode_ms
+            ),
+            memory=self.memory(),
+        )
+
+    # ---------------------------------------------------------------- failures
+
+    def _footprint(self, session_id: SessionId) -> _Footprint:
+        return _Footprint(
+            num_latent_frames=self._cache.num_latent_frames(session_id),
+            resident_latent_frames=self._cache.resident_latent_frames(session_id),
+            free_pages=self._cache.free_pages,
+        )
+
+    def _failed(
+        self,
+        message: Tick,
+        session: _Resident,
+        before: _Footprint,
+        chunk: ChunkTransaction | None,
+        error: Exception,
+    ) -> Exception:
+        """Find out what a failed tick left behind and return the error that says so."""
+        self._require_device()
+        problem = self._left_behind(message.session_id, before, chunk)
+        if problem is not None:
+            logger.error("session %s request %s: %s", message.session_id, message.request_id, problem)
+            session.broken = True
+            return OutcomeUnknown(f"chunk {message.chunk_index} failed and could not be rolled back")
+        match error:
+            case RequestRefused() | TickRolledBack():
+                return error
+            case WindowFull():
+                return RequestRefused("the session has reached its longest run: reset it", code="window_full")
+        return TickRolledBack(f"chunk {message.chunk_index} failed and was rolled back")
+
+    def _require_device(self) -> None:
+        if self._device.type == "cuda":
+            try:
+                torch.cuda.synchronize(self._device)
+            except RuntimeError as error:
+                raise DeviceLost(f"{self._device} answers no more: {error}") from error
+
+    def _left_behind(self, session_id: SessionId, before: _Footprint, chunk: ChunkTransaction | None) -> str | None:
+        """Describe what differs from before the tick, or return None."""
+        if chunk is not None and chunk.state is not ChunkState.ROLLED_BACK:
+            return f"the chunk is {chunk.state}"
+        after = self._footprint(session_id)
+        if after != before:
+            return f"before the tick {before}, after it {after}"
+        try:
+            self._cache.check_integrity()
+        except IntegrityError as error:
+            return str(error)
+        return None
+
+    # ---------------------------------------------------------------- warm-up
+
+    def warm_up(self, progress: ProgressFn) -> None:
+        """Run the adapter's warm-up sessions and drop their results. Raises `LoadFailed` if anything stays behind."""
+        openings = self._adapter.warm_up_openings()
+        total = max(1, sum(num_chunks for _, num_chunks in openings))
+        done = 0
+        progress(LoadStage.WARM_UP, 0.0, "")
+        for number, (opening, num_chunks) in enumerate(openings):
+            session_id = SessionId(f"warm-up-{number}")
+            request_id = RequestId(session_id)
+            height, width = opening.image.shape[:2]
+            self.open(
+                OpenSession(
+                    request_id=request_id,
+                    session_id=session_id,
+                    prompt=opening.prompt,
+                    seed=opening.seed,
+                    image=ImageSize(width=width, height=height),
+                    outputs=opening.outputs,
+                ),
+                opening.image,
+            )
+            for chunk_index in range(num_chunks):
+                chunk = self.tick(Tick(request_id=request_id, session_id=session_id, chunk_index=chunk_index))
+                chunk.to_host()
+                self._check_media_frames(chunk.committed)
+                done += 1
+                progress(LoadStage.WARM_UP, done / total, f"chunk {done} of {total}")
+            self.close(CloseSession(request_id=request_id, session_id=session_id))
+        self._require_all_free()
+
+    def _check_media_frames(self, committed: TickCommitted) -> None:
+        spec = self._adapter.spec
+        expected = spec.first_chunk_media_frames if committed.chunk_index == 0 else spec.chunk_media_frames
+        if committed.num_media_frames != expected:
+            raise LoadFailed(
+                f"warm-up: chunk {committed.chunk_index} has {committed.num_media_frames} media frames, the model "
+                f"says {expected}",
+                code="warm_up_failed",
+            )
+
+    def _require_all_free(self) -> None:
+        cache = self._cache
+        if cache.free_pages != cache.total_pages or cache.session_ids:
+            raise LoadFailed(
+                f"warm-up left {cache.total_pages - cache.free_pages} of {cache.total_pages} pages and "
+                f"{len(cache.session_ids)} sessions behind",
+                code="warm_up_failed",
+            )
+        cache.check_integrity()
+
+
+def read_image(size: ImageSize, payload: memoryview) -> Image:
+    """View a payload as RGB24 [height, width, 3]. Raises `RequestRefused` if its length does not fit its size."""
+    expected = size.width * size.height * 3
+    if size.width < 1 or size.height < 1 or len(payload) != expected:
+        raise RequestRefused(
+            f"image: expected {size.width} x {size.height} x 3 = {expected} bytes of RGB24, got {len(payload)}",
+            code="bad_image",
+            field="image",
+        )
+    return np.frombuffer(payload, np.uint8).reshape(size.height, size.width, 3)
