@@ -44,7 +44,7 @@ class EventQueue:
         return event_id in self._remembered
 
     def check_duplicate(self, event_id: int) -> None:
-        """Refuse an id that was accepted before. Has no effect, so that clients may send events again after a resume."""
+        """Refuse an id that was accepted before; clients may send events again after a resume, without effect."""
         if event_id in self._remembered or event_id in self._pending:
             raise EventRefused(
                 ErrorCode.DUPLICATE, f"event {event_id} was accepted before", field="event_id", event_id=event_id

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from server.clock import Clock
+from server.clock import Clock, wait_until
 from worldmodel.messages import SessionId
 
 MAX_PASSED_OVER = 4
@@ -93,7 +92,7 @@ class Scheduler:
             self._changed.clear()
             ticker, wake_at = self._pick()
             if ticker is None:
-                await self._wait(wake_at)
+                await wait_until(self._changed, until=wake_at, clock=self._clock)
                 continue
             try:
                 await ticker.run_tick()
@@ -128,11 +127,3 @@ class Scheduler:
             self._num_passed_over[candidate.session_id] = candidate.num_passed_over + 1
         self._num_passed_over[chosen.session_id] = 0
         return self._tickers[chosen.session_id], None
-
-    async def _wait(self, wake_at: float | None) -> None:
-        if wake_at is None:
-            await self._changed.wait()
-            return
-        with suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, wake_at - self._clock())):
-                await self._changed.wait()

@@ -65,7 +65,7 @@ class UploadStore:
 def decode_base64(text: str, *, limits: LimitsSection, field: str) -> bytes:
     """Decode a base64 image; an optional `data:` prefix is accepted."""
     body = text.partition(",")[2] if text.startswith("data:") else text
-    check_image_bytes(len(body) * 3 // 4, limits=limits, field=field)
+    check_image_bytes(len(body) * 3 // 4 - body[-2:].count("="), limits=limits, field=field)
     try:
         return base64.b64decode(body, validate=True)
     except (binascii.Error, ValueError) as error:
@@ -73,7 +73,7 @@ def decode_base64(text: str, *, limits: LimitsSection, field: str) -> bytes:
 
 
 def check_image_bytes(num_bytes: int, *, limits: LimitsSection, field: str) -> None:
-    if num_bytes > limits.max_image_bytes + 2:
+    if num_bytes > limits.max_image_bytes:
         raise BadInput(
             ErrorCode.BAD_IMAGE,
             f"the image has {num_bytes} bytes: expected at most {limits.max_image_bytes} (limits.max_image_bytes)",

@@ -1,7 +1,7 @@
 """Every message of the `world` dialect, and the binary header of a chunk. The one source of the JSON Schemas.
 
-pydantic lives here and nowhere else. Text frames are one JSON object with a `type`; a binary frame is a 4-byte big-endian
-header length, that many bytes of UTF-8 JSON (`ChunkHeader`) and the payload (`server/wire/binary.py`).
+pydantic lives in this folder and nowhere else. Text frames are one JSON object with a `type`; a binary frame is a
+4-byte big-endian header length, that many bytes of UTF-8 JSON (`ChunkHeader`) and the payload (see `binary.py`).
 """
 
 from __future__ import annotations
@@ -105,12 +105,16 @@ class SessionStart(WireModel):
 
 
 class SessionResume(WireModel):
-    """Take a session up again on a new socket. `last_chunk_index` is the last chunk that arrived whole, -1 for none."""
+    """Take a session up again on a new socket. `last_chunk_index` is the last chunk that arrived whole, -1 for none.
+
+    `run` says which run that chunk belongs to; it may be left out by clients that never reset while disconnected.
+    """
 
     type: Literal["session.start"]
     protocol: int
     resume_token: str
     last_chunk_index: Annotated[int, Field(ge=-1)]
+    run: Annotated[int, Field(ge=0)] | None = None
 
 
 class ControlMessage(WireModel):

@@ -1,0 +1,587 @@
+"""The asyncio shell around one `Session`: worker calls, encoding in threads, and the socket it is connected to.
+
+    Scheduler.run ─> run_tick ─> worker.tick ─> commit ─> encode task ─> Outlet.send_chunk ─> chunk_sent
+    client task   ─> begin_reset / begin_close ─> a task of the actor's own, one at a time, between ticks
+
+No method awaits the worker in a client's task, so that a lost socket cancels nothing half-way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from server.admission import Place
+from server.clock import Clock
+from server.errors import (
+    CloseCode,
+    CommitMismatch,
+    ErrorCode,
+    ServerError,
+    SessionFailed,
+    Unavailable,
+    from_worker,
+)
+from server.ids import ResumeToken
+from server.media.formats import EncodedChunk, EpochMuxer, StreamEncoder
+from server.metrics import Metrics
+from server.scheduler import Scheduler
+from server.session import CommittedChunk, Phase, ReadyChunk, Session
+from server.tasks import TaskSet
+from server.uploads import RawImage
+from server.wire.messages import (
+    DropReason,
+    ErrorMessage,
+    EventDropped,
+    ServerMessage,
+    SessionClosedMessage,
+    SessionState,
+    SessionStateMessage,
+    StreamFormat,
+)
+from server.worker_client import CommittedTick, Worker
+from worldmodel.errors import RequestRefused, TickRolledBack, WorkerUnavailable, WorldModelError
+from worldmodel.messages import (
+    CloseSession,
+    ControlEvent,
+    ModelInfo,
+    OpenSession,
+    ResetSession,
+    SessionId,
+    Tick,
+)
+
+log = logging.getLogger(__name__)
+
+
+class Outlet(Protocol):
+    """The socket of one epoch, as a session sees it. No call blocks; what is sent after `close` is dropped."""
+
+    def open_epoch(self, actor: SessionActor, epoch: int, muxer: EpochMuxer) -> None:
+        """Send `session.started` and the init segment."""
+        ...
+
+    def send(self, message: ServerMessage) -> None: ...
+
+    def send_chunk(self, ready: ReadyChunk[EncodedChunk]) -> None:
+        """Queue a chunk; calls `SessionActor.chunk_sent` when the socket took it."""
+        ...
+
+    def close(self, code: int, reason: str, *, discard: bool = False) -> None:
+        """Close after what is queued was sent; `discard` drops queued chunks first."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActorServices:
+    """What all sessions share. `take_place` raises `Unavailable` if there is none; `load_image` blocks."""
+
+    worker: Worker
+    scheduler: Scheduler
+    encode_pool: Executor
+    clock: Clock
+    metrics: Metrics
+    max_missed_messages: int
+    take_place: Callable[[], Place]
+    load_image: Callable[[bytes], RawImage]
+    ended: Callable[[SessionActor], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumePoint:
+    """Where a client wants to go on; `run` None means the run it was last sent."""
+
+    last_chunk_index: int
+    run: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartImage:
+    """A start image in its file form, and decoded where the caller has just done that."""
+
+    file: bytes
+    raw: RawImage
+
+
+class SessionActor:
+    """One session with everything it owns: encoder, place in the worker, image, tasks."""
+
+    def __init__(
+        self,
+        *,
+        session: Session[EncodedChunk],
+        encoder: StreamEncoder,
+        place: Place,
+        info: ModelInfo,
+        format: StreamFormat,
+        image_file: bytes,
+        resume_token: ResumeToken,
+        owner: str | None,
+        services: ActorServices,
+    ) -> None:
+        self.session = session
+        self.info = info
+        self.format = format
+        self.resume_token = resume_token
+        self.owner = owner
+        self.generation = services.worker.generation
+        self.created_at = services.clock()
+        self.active_at = self.created_at
+        self.parked_at: float | None = self.created_at
+        self.end_reason: str | None = None
+        self._services = services
+        self._encoder = encoder
+        self._place: Place | None = place
+        self._image_file = image_file
+        self._outlet: Outlet | None = None
+        self._missed: deque[ServerMessage] = deque(maxlen=services.max_missed_messages)
+        self._between_ticks = asyncio.Event()
+        self._between_ticks.set()
+        self._operation = asyncio.Lock()
+        self._worker_state_lost = False
+        self._lost_run: int | None = None
+        self._to_encode: asyncio.Queue[tuple[CommittedChunk, CommittedTick]] = asyncio.Queue()
+        self._tasks = TaskSet(f"session {session.session_id}")
+        self._encode_task = self._tasks.spawn(self._encode_chunks())
+        self._closing: asyncio.Task[None] | None = None
+        services.scheduler.add(self)
+
+    # ------------------------------------------------------------ what can be seen
+
+    @property
+    def session_id(self) -> SessionId:
+        return self.session.session_id
+
+    @property
+    def mime(self) -> str | None:
+        return self._encoder.mime
+
+    @property
+    def holds_place(self) -> bool:
+        """Whether the session holds, or may hold, state in the worker."""
+        return self._place is not None
+
+    def opens_at(self, now: float) -> float | None:
+        return self.session.opens_at(now)
+
+    def deadline(self) -> float:
+        return self.session.deadline()
+
+    # ------------------------------------------------------------ sockets
+
+    def attach(self, outlet: Outlet, resume: ResumePoint | None = None) -> int:
+        """Connect a socket, send it what it needs, and return its epoch. An older socket is told and closed.
+
+        Raises `BadInput` if `resume` names what was never made; then nothing has changed.
+        """
+        session = self.session
+        resend = None
+        if resume is not None:
+            resend = session.resume(
+                last_chunk_index=resume.last_chunk_index, run=resume.run, now=self._services.clock()
+            )
+        self._take_over()
+        epoch = session.connect()
+        self._outlet = outlet
+        self.parked_at = None
+        outlet.open_epoch(self, epoch, self._encoder.new_epoch())
+        if session.state is not SessionState.ACTIVE:
+            outlet.send(self._state_message())
+        while self._missed:
+            outlet.send(self._missed.popleft())
+        if resend is not None:
+            if resend.num_lost_chunks:
+                self._send_error(_gap_error(resend.num_lost_chunks))
+            for ready in resend.chunks:
+                outlet.send_chunk(ready)
+        self._services.scheduler.wake()
+        return epoch
+
+    def detach(self, epoch: int) -> bool:
+        """Note that the socket of an epoch is gone. Returns whether the session is parked by that."""
+        if not self.session.disconnect(epoch):
+            return False
+        self._outlet = None
+        self.parked_at = self._services.clock()
+        return True
+
+    def _take_over(self) -> None:
+        if self._outlet is not None:
+            self._send_error(ServerError(ErrorCode.TAKEN_OVER, "another socket took this session over"))
+            self._outlet.close(CloseCode.POLICY, "taken over", discard=True)
+            self._outlet = None
+
+    def chunk_sent(self, epoch: int, chunk: CommittedChunk) -> None:
+        self.session.chunk_sent(epoch=epoch, run=chunk.run, chunk_index=chunk.chunk_index)
+        self._services.scheduler.wake()
+
+    # ------------------------------------------------------------ what clients ask for
+
+    def touch(self) -> None:
+        """Note that the client did something."""
+        self.active_at = self._services.clock()
+
+    def changed(self) -> None:
+        """Look again whether a tick may start; call it after changing `session`."""
+        self._services.scheduler.wake()
+
+    def set_paused(self, paused: bool) -> None:
+        if self.session.pause() if paused else self.session.unpause():
+            self._send(self._state_message())
+            self.changed()
+
+    def begin_reset(self, *, prompt: str, seed: int | None, image: StartImage | None) -> asyncio.Task[None]:
+        """Drop queued events and begin a new run between two ticks; the task raises `ServerError` if that failed."""
+        dropped = self.session.begin_reset()
+        self._send_dropped(dropped, DropReason.RESET)
+        self._send(self._state_message())
+        seed = self.session.seed if seed is None else seed
+        return self._tasks.spawn(self._reset(prompt=prompt, seed=seed, image=image))
+
+    def begin_close(self, reason: str) -> asyncio.Task[None]:
+        """Close for good, between two ticks. Asking again joins the close under way, or tries a failed one again."""
+        if self._closing is None or (self._closing.done() and self.session.phase is Phase.CLEANUP_FAILED):
+            self._send_dropped(self.session.begin_close(), DropReason.CLOSED)
+            self._send(self._state_message())
+            self._closing = self._tasks.spawn(self._close(reason))
+        return self._closing
+
+    # ------------------------------------------------------------ ticks
+
+    async def run_tick(self) -> None:
+        tick = self.session.begin_tick(self._services.clock())
+        if tick is None:
+            return
+        self._between_ticks.clear()
+        try:
+            await self._execute(tick)
+        finally:
+            self._between_ticks.set()
+
+    def tick_broke(self, error: Exception) -> None:
+        self._fail(SessionFailed(ErrorCode.TICK_FAILED, "the tick failed inside the server"))
+
+    async def _execute(self, tick: Tick) -> None:
+        attempt: Tick | None = tick
+        while attempt is not None:
+            tick = attempt
+            try:
+                answered = await self._services.worker.tick(tick)
+            except WorldModelError as error:
+                self._services.metrics.ticks_failed.labels(error.code).inc()
+                attempt = self._tick_failed(tick, error)
+            else:
+                self._commit(tick, answered)
+                return
+
+    def _tick_failed(self, tick: Tick, error: WorldModelError) -> Tick | None:
+        """Handle a failed tick and return what to try instead, if anything."""
+        session = self.session
+        if session.in_flight is not tick:
+            return None
+        if isinstance(error, TickRolledBack) and error.transient and (retry := session.retry_tick()) is not None:
+            return retry
+        failure = from_worker(error, fallback=ErrorCode.TICK_FAILED, request_id=tick.request_id)
+        if isinstance(error, RequestRefused) and tick.events:
+            self._refuse_events(tick.events, failure)
+        else:
+            self._fail(failure)
+        return None
+
+    def _refuse_events(self, events: tuple[ControlEvent, ...], failure: ServerError) -> None:
+        """Go on without the events that the model refused; nothing of them was done."""
+        self._send_error(failure)
+        self._send_dropped(self.session.refuse_tick(), DropReason.FAILED)
+
+    def _commit(self, tick: Tick, answered: CommittedTick) -> None:
+        if self.session.in_flight is not tick:
+            return
+        try:
+            chunk = self.session.commit(answered.committed)
+        except CommitMismatch as error:
+            log.error("session %s: %s", self.session_id, error)
+            self._fail(
+                SessionFailed(
+                    ErrorCode.TICK_FAILED,
+                    "the worker answered another tick than it was given",
+                    request_id=tick.request_id,
+                )
+            )
+            return
+        self._observe(chunk)
+        self._to_encode.put_nowait((chunk, answered))
+
+    def _observe(self, chunk: CommittedChunk) -> None:
+        metrics = self._services.metrics
+        metrics.chunks.inc()
+        metrics.media_frames.inc(chunk.num_media_frames)
+        metrics.events.labels("applied").inc(len(chunk.applied))
+        for receipt in chunk.applied:
+            metrics.event_wait_s.observe(receipt.wait_ms / 1000)
+        for stage, time_ms in (
+            ("queue", chunk.queue_ms),
+            ("denoise", chunk.timings.denoise_ms),
+            ("commit", chunk.timings.commit_ms),
+            ("decode", chunk.timings.decode_ms),
+        ):
+            metrics.stage_s.labels(stage).observe(time_ms / 1000)
+
+    # ------------------------------------------------------------ media
+
+    async def _encode_chunks(self) -> None:
+        while True:
+            chunk, answered = await self._to_encode.get()
+            try:
+                if chunk.run != self._lost_run:
+                    await self._encode_one(chunk, answered)
+            finally:
+                self._to_encode.task_done()
+
+    async def _encode_one(self, chunk: CommittedChunk, answered: CommittedTick) -> None:
+        try:
+            ready = await self._encode(chunk, answered)
+        except Exception as error:
+            # The boundary of all encoding: whatever went wrong, this chunk's pictures are lost.
+            self._media_lost(chunk, error)
+            return
+        if self._outlet is not None:
+            self._outlet.send_chunk(ready)
+        self._services.scheduler.wake()
+
+    async def _encode(self, chunk: CommittedChunk, answered: CommittedTick) -> ReadyChunk[EncodedChunk]:
+        message, payload = await answered.media
+        if (message.request_id, message.chunk_index) != (chunk.request_id, chunk.chunk_index):
+            raise ValueError(f"expected media of {chunk.request_id}, got {message.request_id}")
+        clock = self._services.clock
+        started_at = clock()
+        encode = partial(self._encoder.encode, message.parts, payload, message.num_media_frames)
+        encoded = await asyncio.get_running_loop().run_in_executor(self._services.encode_pool, encode)
+        now = clock()
+        metrics = self._services.metrics
+        metrics.stage_s.labels("transfer").observe(message.transfer_ms / 1000)
+        metrics.stage_s.labels("encode").observe(now - started_at)
+        return self.session.chunk_ready(
+            chunk, encoded, transfer_ms=message.transfer_ms, encode_ms=(now - started_at) * 1000, now=now
+        )
+
+    def _media_lost(self, chunk: CommittedChunk, error: Exception) -> None:
+        """Fail the session: later chunks of the run would leave a hole."""
+        self._lost_run = chunk.run
+        if chunk.run != self.session.run:
+            return
+        if isinstance(error, WorkerUnavailable):
+            self._fail(from_worker(error, fallback=ErrorCode.MEDIA_FAILED, request_id=chunk.request_id))
+            return
+        log.error("session %s: media of chunk %d lost", self.session_id, chunk.chunk_index, exc_info=error)
+        text = f"the pictures of chunk {chunk.chunk_index} were lost"
+        self._fail(SessionFailed(ErrorCode.MEDIA_FAILED, text, request_id=chunk.request_id))
+
+    # ------------------------------------------------------------ failure
+
+    def worker_lost(self, reason: str) -> None:
+        """Fail at once because the worker process, and with it all state, is gone."""
+        self._fail(Unavailable(ErrorCode.WORKER_UNAVAILABLE, reason))
+
+    def _fail(self, error: ServerError) -> None:
+        """Note that the worker's state is lost, enter `failed` and tell the client.
+
+        While a reset or a close is under way they decide: they wait for the tick, find the state lost, and answer.
+        """
+        if error.code is ErrorCode.WORKER_UNAVAILABLE:
+            self._give_place_back()
+        self._worker_state_lost = True
+        match self.session.phase:
+            case Phase.ACTIVE:
+                self._enter_failed(error)
+            case Phase.RESETTING | Phase.CLOSING:
+                self._send_dropped(self.session.abandon_tick(), DropReason.FAILED)
+            case Phase.FAILED | Phase.CLOSED | Phase.CLEANUP_FAILED:
+                pass
+
+    def _enter_failed(self, error: ServerError) -> None:
+        self._send_error(error)
+        self._send_dropped(self.session.fail(), DropReason.FAILED)
+        self._send(self._state_message(error.code))
+        if error.code is not ErrorCode.WORKER_UNAVAILABLE:
+            self._tasks.spawn(self._release())
+        elif self._outlet is not None:
+            self._outlet.close(CloseCode.RESTART, "the worker restarts")
+
+    async def _release(self) -> None:
+        """Free the worker's state of a failed session; what can't be freed now is tried again by reset or close."""
+        async with self._operation:
+            await self._between_ticks.wait()
+            if self.session.phase is Phase.FAILED and await self._close_in_worker():
+                self._give_place_back()
+
+    async def _close_in_worker(self) -> bool:
+        """Close in the worker. Returns whether nothing of the session is left there; a dead worker holds nothing."""
+        if self._place is None:
+            return True
+        message = CloseSession(request_id=self.session.new_request_id(), session_id=self.session_id)
+        try:
+            await self._services.worker.close_session(message)
+        except WorkerUnavailable:
+            return True
+        except WorldModelError as error:
+            log.error("session %s: the worker did not close it: %s", self.session_id, error)
+            return False
+        return True
+
+    def _give_place_back(self) -> None:
+        place, self._place = self._place, None
+        if place is not None:
+            place.release()
+
+    # ------------------------------------------------------------ reset and close
+
+    async def _reset(self, *, prompt: str, seed: int, image: StartImage | None) -> None:
+        async with self._operation:
+            await self._between_ticks.wait()
+            if self.session.phase is not Phase.RESETTING:
+                return
+            try:
+                await self._reset_in_worker(prompt=prompt, seed=seed, image=image)
+            except (WorldModelError, ServerError) as error:
+                self._reset_failed(error)
+            else:
+                self._reset_done(prompt=prompt, seed=seed, image=image)
+
+    async def _reset_in_worker(self, *, prompt: str, seed: int, image: StartImage | None) -> None:
+        request_id = self.session.new_request_id()
+        worker = self._services.worker
+        if self._place is not None and not self._worker_state_lost:
+            raw = None if image is None else image.raw
+            message = ResetSession(
+                request_id=request_id,
+                session_id=self.session_id,
+                prompt=prompt,
+                seed=seed,
+                image=None if raw is None else raw.size,
+            )
+            await worker.reset_session(message, None if raw is None else raw.pixels)
+            return
+        if not await self._close_in_worker():
+            raise SessionFailed(ErrorCode.RESET_FAILED, "the worker did not release the failed run")
+        if self._place is None:
+            self._place = self._services.take_place()
+        raw = image.raw if image is not None else await asyncio.to_thread(self._services.load_image, self._image_file)
+        self.generation = worker.generation
+        await worker.open_session(
+            OpenSession(
+                request_id=request_id,
+                session_id=self.session_id,
+                prompt=prompt,
+                seed=seed,
+                image=raw.size,
+                outputs=self._encoder.outputs,
+            ),
+            raw.pixels,
+        )
+
+    def _reset_done(self, *, prompt: str, seed: int, image: StartImage | None) -> None:
+        if self.session.phase is not Phase.RESETTING:
+            return
+        if image is not None:
+            self._image_file = image.file
+        self._worker_state_lost = False
+        self.session.finish_reset(prompt=prompt, seed=seed)
+        self._send(self._state_message())
+        self._services.scheduler.wake()
+
+    def _reset_failed(self, error: WorldModelError | ServerError) -> None:
+        if isinstance(error, WorldModelError):
+            error = from_worker(error, fallback=ErrorCode.RESET_FAILED)
+        if error.code is ErrorCode.WORKER_UNAVAILABLE:
+            self._give_place_back()
+        self._worker_state_lost = True
+        if self.session.phase is Phase.RESETTING:
+            self._enter_failed(error)
+        raise error
+
+    async def _close(self, reason: str) -> None:
+        async with self._operation:
+            await self._between_ticks.wait()
+            cleaned_up = await self._close_in_worker()
+        await self._to_encode.join()
+        self.session.finish_close(cleaned_up=cleaned_up)
+        self._services.scheduler.remove(self.session_id)
+        if not cleaned_up:
+            error = SessionFailed(ErrorCode.CLEANUP_FAILED, "the worker did not release the session; close it again")
+            self._send(self._state_message())
+            self._send_error(error)
+            raise error
+        self._give_place_back()
+        self.end_reason = reason
+        self._services.metrics.ended.labels(reason).inc()
+        self._send(SessionClosedMessage(session_id=self.session_id, reason=reason))
+        if self._outlet is not None:
+            self._outlet.close(CloseCode.DONE, reason)
+            self._outlet = None
+        await self._free()
+        self._services.ended(self)
+
+    async def _free(self) -> None:
+        self._encode_task.cancel()
+        await asyncio.get_running_loop().run_in_executor(self._services.encode_pool, self._encoder.close)
+
+    async def shut_down(self) -> None:
+        """Stop everything at once because the server ends; the worker is stopped by its owner."""
+        self._services.scheduler.remove(self.session_id)
+        if self._outlet is not None:
+            self._send_error(Unavailable(ErrorCode.SHUTTING_DOWN, "the server is shutting down"))
+            self._outlet.close(CloseCode.RESTART, "shutting down", discard=True)
+            self._outlet = None
+        self._tasks.cancel()
+        await self._tasks.join()
+        self._encoder.close()
+
+    # ------------------------------------------------------------ messages
+
+    def _state_message(self, reason: str | None = None) -> SessionStateMessage:
+        session = self.session
+        return SessionStateMessage(
+            session_id=self.session_id, state=session.state, epoch=session.epoch, run=session.run, reason=reason
+        )
+
+    def _send(self, message: ServerMessage) -> None:
+        if self._outlet is not None:
+            self._outlet.send(message)
+
+    def _send_error(self, error: ServerError) -> None:
+        self._services.metrics.errors.labels(error.code).inc()
+        self._send(error_message(error))
+
+    def _send_dropped(self, event_ids: tuple[int, ...], reason: DropReason) -> None:
+        """Answer events for the second time; without a socket the answers wait for the next one."""
+        self._services.metrics.events.labels(f"dropped_{reason}").inc(len(event_ids))
+        for event_id in event_ids:
+            message = EventDropped(event_id=event_id, reason=reason)
+            if self._outlet is None:
+                self._missed.append(message)
+            else:
+                self._outlet.send(message)
+
+
+def error_message(error: ServerError) -> ErrorMessage:
+    """Build the `error` message of an error."""
+    return ErrorMessage(
+        code=error.code,
+        message=error.message,
+        field=error.field,
+        retryable=error.kind.retryable,
+        fatal=error.kind.fatal,
+        event_id=error.event_id,
+        request_id=error.request_id,
+    )
+
+
+def _gap_error(num_chunks: int) -> ServerError:
+    text = f"{num_chunks} chunks after the last one received are no longer kept; the stream goes on behind them"
+    return ServerError(ErrorCode.RESUME_GAP, text)

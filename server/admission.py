@@ -1,0 +1,113 @@
+"""Places in the worker: who has one, who waits for one. Knows no sessions and no worker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from server.errors import ErrorCode, ServerError, Unavailable
+
+PositionFn = Callable[[int, int], None]
+"""Called with (position from 1, number of waiting) whenever either changes."""
+
+
+class Place:
+    """The right to hold state in the worker, until released."""
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission: Admission | None = admission
+
+    def release(self) -> None:
+        """Give the place back; again does nothing."""
+        admission, self._admission = self._admission, None
+        if admission is not None:
+            admission.place_released()
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Waiting:
+    granted: asyncio.Future[Place] = field(repr=False)
+    on_position: PositionFn
+
+
+class Admission:
+    """Hand out at most `capacity()` places, first come, first served."""
+
+    def __init__(self, *, capacity: Callable[[], int], max_queued: int) -> None:
+        self._capacity = capacity
+        self._max_queued = max_queued
+        self._num_taken = 0
+        self._queue: list[_Waiting] = []
+
+    @property
+    def num_taken(self) -> int:
+        return self._num_taken
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._queue)
+
+    def try_take(self) -> Place | None:
+        """Take a place if one is free and nobody waits for it."""
+        if self._queue or self._num_taken >= self._capacity():
+            return None
+        return self._take()
+
+    async def wait(self, on_position: PositionFn, *, limited: bool = True) -> Place:
+        """Queue for a place; cancelling leaves the queue.
+
+        Raises `Unavailable` if the queue is full, unless not `limited` because a place is being freed for the caller.
+        """
+        if limited and len(self._queue) >= self._max_queued:
+            raise Unavailable(
+                ErrorCode.CAPACITY,
+                f"all {self._capacity()} places are taken and {len(self._queue)} clients are waiting "
+                "(session.max_queued)",
+            )
+        waiting = _Waiting(granted=asyncio.get_running_loop().create_future(), on_position=on_position)
+        self._queue.append(waiting)
+        self.grant()
+        self._tell_positions()
+        try:
+            return await waiting.granted
+        except asyncio.CancelledError:
+            self._leave(waiting)
+            raise
+
+    def grant(self) -> None:
+        """Give free places to those who wait; call it when the capacity may have grown."""
+        granted = False
+        while self._queue and self._num_taken < self._capacity():
+            waiting = self._queue.pop(0)
+            if not waiting.granted.cancelled():
+                waiting.granted.set_result(self._take())
+            granted = True
+        if granted:
+            self._tell_positions()
+
+    def refuse_all(self, error: ServerError) -> None:
+        """Send everybody away who waits."""
+        queue, self._queue = self._queue, []
+        for waiting in queue:
+            if not waiting.granted.cancelled():
+                waiting.granted.set_exception(error)
+
+    def place_released(self) -> None:
+        self._num_taken -= 1
+        self.grant()
+
+    def _take(self) -> Place:
+        self._num_taken += 1
+        return Place(self)
+
+    def _leave(self, waiting: _Waiting) -> None:
+        if waiting in self._queue:
+            self._queue.remove(waiting)
+            self._tell_positions()
+        elif waiting.granted.done() and not waiting.granted.cancelled() and waiting.granted.exception() is None:
+            waiting.granted.result().release()
+
+    def _tell_positions(self) -> None:
+        for index, waiting in enumerate(self._queue):
+            waiting.on_position(index + 1, len(self._queue))

@@ -1,0 +1,103 @@
+"""Put an application together: its parts, its routes, and what starts and stops with it. Never imports torch."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI, WebSocket
+
+from server import page, rest
+from server.auth import Authenticator
+from server.clock import Clock, monotonic
+from server.config import ServerConfig
+from server.context import ServerContext
+from server.dialects.world import world_endpoint
+from server.health import distribution_version
+from server.metrics import Metrics
+from server.session_table import SessionTable
+from server.start_images import ImageReader, StartImages
+from server.uploads import UploadStore
+from server.worker_client import Worker, WorkerClient, WorkerPolicy
+from worldmodel import catalog
+from worldmodel.messages import StartWorker
+
+log = logging.getLogger(__name__)
+
+
+def create_app(config: ServerConfig, *, worker: Worker | None = None, clock: Clock = monotonic) -> FastAPI:
+    """Build the application of one server. `app.state.worker` and `app.state.context` are its parts.
+
+    The worker is spawned when the application starts and loads while requests are answered already. `worker` replaces
+    the real one in tests. Raises `RequestRefused` for an unknown model or bad options of it.
+    """
+    worker = WorkerClient(start_message(config), WorkerPolicy.from_config(config)) if worker is None else worker
+    encode_pool = ThreadPoolExecutor(config.media.encoder_threads, thread_name_prefix="encode")
+    metrics = Metrics()
+    uploads = UploadStore(config.limits.max_uploads)
+    start_images = StartImages(config.model, config.checkpoint_path)
+    context = ServerContext(
+        config=config,
+        worker=worker,
+        table=SessionTable(config, worker, metrics, encode_pool=encode_pool, clock=clock),
+        metrics=metrics,
+        auth=Authenticator(config.server),
+        uploads=uploads,
+        start_images=start_images,
+        images=ImageReader(start_images, uploads, config.limits),
+        clock=clock,
+        parse_control=catalog.control_parser(config.model.name),
+        control_schemas=catalog.control_schemas(config.model.name),
+    )
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        context.table.start()
+        await worker.start()
+        try:
+            yield
+        finally:
+            await context.table.shut_down()
+            await worker.stop()
+            encode_pool.shutdown(cancel_futures=True)
+
+    app = FastAPI(
+        title="worldserve",
+        version=distribution_version(),
+        lifespan=lifespan,
+        # The interactive documentation loads scripts from elsewhere; the page of ours asks nobody else for anything.
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.state.worker = worker
+    app.state.context = context
+    app.include_router(rest.router)
+    app.include_router(page.router)
+    rest.install_error_handlers(app)
+
+    @app.websocket("/v1/world")
+    async def world(websocket: WebSocket) -> None:
+        await world_endpoint(websocket, context)
+
+    return app
+
+
+def start_message(config: ServerConfig) -> StartWorker:
+    """Build the first message to the worker. Raises `RequestRefused` for an unknown model or bad options of it."""
+    model = config.model
+    return StartWorker(
+        model=model.name,
+        checkpoint=str(config.checkpoint_path),
+        width=model.width,
+        height=model.height,
+        fps=model.fps,
+        device=config.worker.device,
+        cpu_threads=config.cpu_threads,
+        precision=model.precision,
+        requested_sessions=config.kvcache.requested_sessions,
+        gpu_memory_fraction=config.kvcache.gpu_memory_fraction,
+        memory_bytes=config.kvcache.cpu_memory_bytes if config.worker.device == "cpu" else None,
+        model_options=catalog.options_parser(model.name)(model.options),
+    )

@@ -1,0 +1,164 @@
+"""One WebSocket: a reader task and a writer task, and the bounded queue between sessions and the socket.
+
+    reader: receive ─> Dialog.on_text            waits while the client doesn't read what it was sent
+    writer: Outbox ─> send                       gives the socket up when one send takes longer than the stall time-out
+
+It knows frames, not messages; dialects do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from server.errors import BadInput, ErrorCode, ServerError
+
+MAX_QUEUED_FRAMES = 512
+"""Frames that may wait for the socket before the reader stops. One event causes two; chunks are bounded by pacing."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextFrame:
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BinaryFrame:
+    """A frame that is built when its turn comes. `sent` is called once the socket took it."""
+
+    build: Callable[[], bytes]
+    sent: Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloseFrame:
+    code: int
+    reason: str
+
+
+Frame = TextFrame | BinaryFrame | CloseFrame
+
+
+class Outbox:
+    """Frames on their way to one socket, in order. Nothing is accepted after a close."""
+
+    def __init__(self) -> None:
+        self._frames: deque[Frame] = deque()
+        self._closed = False
+        self._changed = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._frames)
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def put(self, frame: TextFrame | BinaryFrame) -> None:
+        if not self._closed:
+            self._frames.append(frame)
+            self._changed.set()
+
+    def close(self, code: int, reason: str, *, discard: bool = False) -> None:
+        """Close the socket after everything queued; `discard` drops binary frames that wait."""
+        if self._closed:
+            return
+        if discard:
+            self._frames = deque(frame for frame in self._frames if not isinstance(frame, BinaryFrame))
+        self._frames.append(CloseFrame(code=code, reason=reason))
+        self._closed = True
+        self._changed.set()
+
+    async def get(self) -> Frame:
+        while not self._frames:
+            self._changed.clear()
+            await self._changed.wait()
+        frame = self._frames.popleft()
+        self._changed.set()
+        return frame
+
+    async def wait_for_room(self) -> None:
+        """Wait until the client has read enough of what it was sent."""
+        while len(self._frames) >= MAX_QUEUED_FRAMES and not self._closed:
+            self._changed.clear()
+            await self._changed.wait()
+
+
+class Dialog(Protocol):
+    """The conversation on one socket."""
+
+    async def on_text(self, text: str) -> None:
+        """Handle a text frame. Raises `ServerError` to have it sent."""
+        ...
+
+    def send_error(self, error: ServerError) -> None:
+        """Send an error, and close the socket if that is what the error means."""
+        ...
+
+    def on_lost(self) -> None:
+        """Clean up; the socket is gone, for whatever reason."""
+        ...
+
+
+class _SocketLost(Exception):
+    """The peer is gone or takes nothing any more."""
+
+
+async def serve_socket(websocket: WebSocket, dialog: Dialog, outbox: Outbox, *, stall_timeout_s: float) -> None:
+    """Run an accepted socket until it is closed or lost."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            writer = group.create_task(_write(websocket, outbox, stall_timeout_s))
+            await _read(websocket, dialog, outbox)
+            writer.cancel()
+    except* _SocketLost:
+        log.debug("socket lost")
+    finally:
+        dialog.on_lost()
+
+
+async def _read(websocket: WebSocket, dialog: Dialog, outbox: Outbox) -> None:
+    while True:
+        await outbox.wait_for_room()
+        message = await websocket.receive()
+        if message["type"] == "websocket.disconnect":
+            return
+        if outbox.closed:
+            continue
+        text = message.get("text")
+        try:
+            if text is None:
+                raise BadInput(ErrorCode.BINARY_NOT_ALLOWED, "clients send text frames only")
+            await dialog.on_text(text)
+        except ServerError as error:
+            dialog.send_error(error)
+        except Exception:
+            log.exception("a message broke its handler")
+            dialog.send_error(ServerError(ErrorCode.INTERNAL, "the server failed to handle this message"))
+
+
+async def _write(websocket: WebSocket, outbox: Outbox, stall_timeout_s: float) -> None:
+    try:
+        while True:
+            frame = await outbox.get()
+            async with asyncio.timeout(stall_timeout_s):
+                match frame:
+                    case TextFrame():
+                        await websocket.send_text(frame.text)
+                    case BinaryFrame():
+                        data = frame.build()
+                        await websocket.send_bytes(data)
+                        frame.sent(len(data))
+                    case CloseFrame():
+                        await websocket.close(frame.code, frame.reason)
+                        return
+    except (TimeoutError, WebSocketDisconnect) as error:
+        raise _SocketLost from error

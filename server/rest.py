@@ -1,0 +1,344 @@
+"""The REST interface: sessions without a socket, uploads, health, metrics. Every error is JSON of one shape."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from http import HTTPStatus
+from typing import Any, TypeVar
+
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from starlette.exceptions import HTTPException
+from starlette.formparsers import MultiPartException, MultiPartParser
+
+from server.actor import SessionActor, StartImage
+from server.context import ServerContext
+from server.dialects.world_messages import check_protocol, validate
+from server.errors import BadInput, ErrorCode, NotAllowed, ServerError, Unavailable
+from server.health import not_ready_reason, server_info
+from server.limits import check_prompt, parse_json_object
+from server.starting import check_start
+from server.uploads import MIME_TYPES, decode_image
+from server.wire.messages import SessionState, WireModel
+from server.wire.rest import (
+    CreateSession,
+    ErrorBody,
+    ResetSessionBody,
+    RestError,
+    ServerInfo,
+    SessionCreated,
+    SessionList,
+    SessionView,
+    UploadCreated,
+)
+from server.worker_client import WorkerStatus
+
+MULTIPART_OVERHEAD_BYTES = 16 * 1024
+"""Room for the part headers around one image."""
+
+ModelT = TypeVar("ModelT", bound=WireModel)
+
+_ERRORS: dict[int | str, dict[str, Any]] = {"default": {"model": RestError, "description": "What went wrong."}}
+
+router = APIRouter(responses=_ERRORS)
+
+
+def _context(request: Request) -> ServerContext:
+    context: ServerContext = request.app.state.context
+    return context
+
+
+def _authorize(request: Request) -> str | None:
+    """Check token and, for requests that change something, origin; returns the owner."""
+    context = _context(request)
+    if request.method != "GET":
+        context.auth.check_origin(request.headers, scheme=request.url.scheme)
+    return context.auth.authenticate(request.headers)
+
+
+def _body_of(model: type[WireModel], *, required: bool = True) -> dict[str, Any]:
+    """Describe a body that a handler reads by itself, because ours is bounded before it is parsed."""
+    schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+    schema.pop("$defs", None)
+    return {"requestBody": {"required": required, "content": {"application/json": {"schema": schema}}}}
+
+
+# ---------------------------------------------------------------- sessions
+
+
+@router.post("/v1/sessions", status_code=HTTPStatus.CREATED, openapi_extra=_body_of(CreateSession))
+async def create_session(request: Request) -> SessionCreated:
+    """Create a session without a socket; connect one with the resume token before `resume_s` has passed."""
+    context, owner = _context(request), _authorize(request)
+    body = await _read_model(request, CreateSession)
+    check_protocol(body.protocol)
+    check_prompt(body.prompt, max_chars=context.config.limits.max_prompt_chars)
+    actor = await context.table.create(await check_start(body, context, owner=owner), owner=owner)
+    view = _view(actor, context.clock())
+    return SessionCreated(
+        **view.model_dump(), resume_token=actor.resume_token, resume_s=context.config.session.resume_s
+    )
+
+
+@router.get("/v1/sessions")
+async def list_sessions(request: Request) -> SessionList:
+    context, owner = _context(request), _authorize(request)
+    now = context.clock()
+    return SessionList(sessions=[_view(actor, now) for actor in context.table.owned_by(owner)])
+
+
+@router.get("/v1/sessions/{session_id}")
+async def get_session(session_id: str, request: Request) -> SessionView:
+    context, owner = _context(request), _authorize(request)
+    return _view(context.table.find(session_id, owner), context.clock())
+
+
+@router.post("/v1/sessions/{session_id}/reset", openapi_extra=_body_of(ResetSessionBody, required=False))
+async def reset_session(session_id: str, request: Request) -> SessionView:
+    """Begin a new run; answers when the worker has."""
+    context, owner = _context(request), _authorize(request)
+    actor = context.table.find(session_id, owner)
+    body = await _read_model(request, ResetSessionBody, may_be_empty=True)
+    if body.prompt is not None:
+        check_prompt(body.prompt, max_chars=context.config.limits.max_prompt_chars)
+    image: StartImage | None = None
+    if body.image is not None:
+        image = await context.images.read(body.image, owner=owner)
+    actor.touch()
+    await asyncio.shield(actor.begin_reset(prompt=body.prompt or "", seed=body.seed, image=image))
+    return _view(actor, context.clock())
+
+
+@router.delete("/v1/sessions/{session_id}", status_code=HTTPStatus.NO_CONTENT)
+async def close_session(session_id: str, request: Request) -> Response:
+    """Close a session; closing it again succeeds."""
+    context, owner = _context(request), _authorize(request)
+    if not context.table.has_ended(session_id, owner):
+        await asyncio.shield(context.table.find(session_id, owner).begin_close("deleted"))
+    return Response(status_code=HTTPStatus.NO_CONTENT)
+
+
+def _view(actor: SessionActor, now: float) -> SessionView:
+    session = actor.session
+    return SessionView(
+        session_id=actor.session_id,
+        state=session.state,
+        epoch=session.epoch,
+        run=session.run,
+        num_chunks=session.next_chunk_index,
+        prompt=session.prompt,
+        seed=session.seed,
+        format=actor.format,
+        pacing=session.pacing,
+        age_s=round(now - actor.created_at, 3),
+    )
+
+
+# ---------------------------------------------------------------- uploads and start images
+
+
+@router.post(
+    "/v1/uploads",
+    status_code=HTTPStatus.CREATED,
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "content": {
+                "multipart/form-data": {
+                    "schema": {
+                        "type": "object",
+                        "properties": {"image": {"type": "string", "format": "binary"}},
+                        "required": ["image"],
+                    }
+                },
+                **{mime: {"schema": {"type": "string", "format": "binary"}} for mime in MIME_TYPES},
+            },
+        }
+    },
+)
+async def upload_image(request: Request) -> UploadCreated:
+    """Keep a start image: the raw file as the body, or one file part named `image` in a form."""
+    context, owner = _context(request), _authorize(request)
+    limits = context.config.limits
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type == "multipart/form-data":
+        image = await _image_part(request, limits.max_image_bytes)
+    elif content_type in MIME_TYPES or content_type == "application/octet-stream":
+        image = await _read_body(request, limits.max_image_bytes, "limits.max_image_bytes")
+    else:
+        expected = ", ".join((*MIME_TYPES, "application/octet-stream", "multipart/form-data"))
+        raise BadInput(
+            ErrorCode.BAD_CONTENT_TYPE,
+            f"content-type: expected one of {expected}, got {content_type[:80]!r}",
+            field="content-type",
+        )
+    if not image:
+        raise BadInput(ErrorCode.BAD_IMAGE, "the image is empty", field="image")
+    raw = await asyncio.to_thread(decode_image, image, limits=limits, field="image")
+    upload_id = context.uploads.add(image, owner=owner)
+    return UploadCreated(upload_id=upload_id, width=raw.size.width, height=raw.size.height)
+
+
+@router.get("/v1/start-images/{name}", response_class=Response)
+async def start_image(name: str, request: Request) -> Response:
+    """Return the file of a start image. Needs no token, like the page itself."""
+    image = await _context(request).start_images.read(name)
+    mime = await asyncio.to_thread(_mime_of, image)
+    return Response(image, media_type=mime, headers={"Cache-Control": "max-age=3600"})
+
+
+def _mime_of(image: bytes) -> str:
+    if image.startswith(b"\x89PNG"):
+        return "image/png"
+    return "image/jpeg" if image.startswith(b"\xff\xd8") else "image/webp"
+
+
+async def _image_part(request: Request, max_image_bytes: int) -> bytes:
+    body = await _read_body(request, max_image_bytes + MULTIPART_OVERHEAD_BYTES, "limits.max_image_bytes")
+
+    async def stream() -> AsyncIterator[bytes]:
+        yield body
+
+    try:
+        form = await MultiPartParser(request.headers, _as_generator(stream()), max_files=1, max_fields=8).parse()
+    except (MultiPartException, KeyError) as error:
+        raise BadInput(ErrorCode.BAD_MESSAGE, f"the form can't be read: {error}", field="image") from error
+    try:
+        part = form.get("image")
+        if part is None or isinstance(part, str):
+            raise BadInput(ErrorCode.BAD_MESSAGE, "image: expected a file part of this name", field="image")
+        return await part.read()
+    finally:
+        await form.close()
+
+
+async def _as_generator(stream: AsyncIterator[bytes]) -> Any:
+    async for part in stream:
+        yield part
+
+
+# ---------------------------------------------------------------- the server itself
+
+
+@router.get("/v1/info")
+async def info(request: Request) -> ServerInfo:
+    _authorize(request)
+    return server_info(_context(request))
+
+
+@router.get("/healthz")
+async def healthz() -> dict[str, str]:
+    """The event loop turns."""
+    return {"status": "ok"}
+
+
+@router.get("/readyz", response_class=JSONResponse)
+async def readyz(request: Request) -> JSONResponse:
+    """A session could start now."""
+    context = _context(request)
+    reason = not_ready_reason(context)
+    if reason is None:
+        return JSONResponse({"ready": True})
+    headers = {} if context.worker.status is WorkerStatus.FAILED else {"Retry-After": "1"}
+    return JSONResponse(
+        {"ready": False, "status": context.worker.status, "reason": reason},
+        status_code=HTTPStatus.SERVICE_UNAVAILABLE,
+        headers=headers,
+    )
+
+
+@router.get("/metrics", response_class=PlainTextResponse)
+async def metrics(request: Request) -> PlainTextResponse:
+    context = _context(request)
+    table, values = context.table, context.metrics
+    states = Counter(actor.session.state for actor in table.all())
+    for state in SessionState:
+        values.sessions.labels(state).set(states[state])
+    values.resident.set(table.num_resident)
+    values.queued.set(table.num_waiting)
+    values.worker_ready.set(context.worker.status is WorkerStatus.READY)
+    values.worker_generation.set(context.worker.generation)
+    values.set_memory(context.worker.memory)
+    return PlainTextResponse(values.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+# ---------------------------------------------------------------- bodies
+
+
+async def _read_model(request: Request, model: type[ModelT], *, may_be_empty: bool = False) -> ModelT:
+    """Read a JSON body within our limits. Raises `ServerError`."""
+    limits = _context(request).config.limits
+    body = await _read_body(request, limits.max_message_bytes, "limits.max_message_bytes")
+    if may_be_empty and not body:
+        return model()
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type != "application/json":
+        raise BadInput(
+            ErrorCode.BAD_CONTENT_TYPE,
+            f"content-type: expected application/json, got {content_type[:80]!r}",
+            field="content-type",
+        )
+    try:
+        text = body.decode()
+    except UnicodeDecodeError as error:
+        raise BadInput(ErrorCode.BAD_JSON, "the body is not UTF-8") from error
+    return validate(model, await asyncio.to_thread(parse_json_object, text, max_depth=limits.max_json_depth))
+
+
+async def _read_body(request: Request, max_bytes: int, key: str) -> bytes:
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > max_bytes:
+            raise Unavailable(ErrorCode.TOO_LARGE, f"the body has more than {max_bytes} bytes ({key})")
+    return bytes(body)
+
+
+# ---------------------------------------------------------------- errors
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Give every error of the application the one JSON shape."""
+    app.add_exception_handler(ServerError, _server_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(RequestValidationError, _validation_error)
+    app.add_exception_handler(Exception, _unexpected_error)
+
+
+def _answer(status: int, code: str, message: str, field: str | None = None, **headers: str) -> JSONResponse:
+    body = RestError(error=ErrorBody(code=code, message=message, field=field))
+    return JSONResponse(body.model_dump(exclude_none=True), status_code=status, headers=headers)
+
+
+async def _server_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, ServerError)
+    _context(request).metrics.errors.labels(error.code).inc()
+    headers: dict[str, str] = {}
+    if isinstance(error, NotAllowed) and error.code is ErrorCode.UNAUTHORIZED:
+        headers["WWW-Authenticate"] = "Bearer"
+    if error.kind.retryable:
+        headers["Retry-After"] = "1"
+    return _answer(error.kind.http_status, error.code, error.message, error.field, **headers)
+
+
+async def _http_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    codes: dict[int, ErrorCode] = {404: ErrorCode.NOT_FOUND, 405: ErrorCode.METHOD_NOT_ALLOWED}
+    code = codes.get(error.status_code, ErrorCode.BAD_MESSAGE)
+    text = f"there is nothing at {request.url.path[:200]}" if error.status_code == 404 else str(error.detail)
+    return _answer(error.status_code, code, text, **dict(error.headers or {}))
+
+
+async def _validation_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    field = ".".join(str(step) for step in first["loc"][1:])
+    return _answer(422, ErrorCode.BAD_MESSAGE, f"{field}: {first['msg']}", field or None)
+
+
+async def _unexpected_error(request: Request, error: Exception) -> JSONResponse:
+    """Tell nothing of a bug; starlette logs the traceback."""
+    return _answer(500, ErrorCode.INTERNAL, "the server failed to handle this request")

@@ -1,0 +1,407 @@
+"""All sessions of a server: admission, resume, take-over, expiry, and what a worker's death does to them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import partial
+from typing import assert_never
+
+from server.actor import ActorServices, SessionActor, StartImage
+from server.admission import Admission, Place, PositionFn
+from server.clock import Clock, wait_until
+from server.config import ServerConfig
+from server.errors import ErrorCode, ServerError, Unavailable, UnknownId, from_worker
+from server.ids import ResumeToken, new_resume_token, new_session_id
+from server.media.encoder import EncoderFailed
+from server.media.formats import StreamEncoder, create_stream_encoder
+from server.metrics import Metrics
+from server.scheduler import Scheduler
+from server.session import Phase, Session, SessionRules
+from server.tasks import TaskSet
+from server.uploads import RawImage, decode_image
+from server.wire.messages import Pacing, StreamFormat
+from server.worker_client import Worker, WorkerStatus
+from worldmodel.errors import OutcomeUnknown, RequestRefused, WorldModelError
+from worldmodel.messages import CloseSession, ModelInfo, OpenSession, RequestId, SessionId
+
+NUM_REMEMBERED_ENDINGS = 1024
+"""How many ended sessions are remembered, so that closing twice succeeds and an evicted client learns why."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewSession:
+    """A checked request for a session."""
+
+    prompt: str
+    seed: int
+    image: StartImage
+    format: StreamFormat
+    pacing: Pacing
+    first_event_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ending:
+    owner: str | None
+    reason: str
+    resume_token: ResumeToken
+
+
+class SessionTable:
+    """Owns every session from admission to its end."""
+
+    def __init__(
+        self, config: ServerConfig, worker: Worker, metrics: Metrics, *, encode_pool: Executor, clock: Clock
+    ) -> None:
+        self._config = config
+        self._worker = worker
+        self._metrics = metrics
+        self._encode_pool = encode_pool
+        self._clock = clock
+        self._actors: dict[SessionId, SessionActor] = {}
+        self._by_token: dict[ResumeToken, SessionActor] = {}
+        self._endings: OrderedDict[SessionId, _Ending] = OrderedDict()
+        self._num_opening: dict[str | None, int] = {}
+        self._admission = Admission(capacity=self._capacity, max_queued=config.session.max_queued)
+        self._scheduler = Scheduler(clock)
+        self._tasks = TaskSet("session table")
+        self._timers_changed = asyncio.Event()
+        self._unsubscribe: Callable[[], None] | None = None
+        self._rules = SessionRules(
+            max_pending_events=config.session.max_pending_events,
+            lead_chunks=config.session.lead_chunks,
+            retry_rolled_back_ticks=config.session.retry_rolled_back_ticks,
+        )
+        self._services = ActorServices(
+            worker=worker,
+            scheduler=self._scheduler,
+            encode_pool=encode_pool,
+            clock=clock,
+            metrics=metrics,
+            max_missed_messages=2 * config.session.max_pending_events,
+            take_place=self._take_place_now,
+            load_image=partial(self._decode, field="image"),
+            ended=self._ended,
+        )
+
+    # ------------------------------------------------------------ life of the table
+
+    def start(self) -> None:
+        """Start scheduling and expiry."""
+        self._unsubscribe = self._worker.subscribe(self._worker_changed)
+        self._tasks.spawn(self._scheduler.run())
+        self._tasks.spawn(self._run_timers())
+
+    async def shut_down(self) -> None:
+        """End everything that runs; clients that are still connected are told."""
+        if self._unsubscribe is not None:
+            self._unsubscribe()
+            self._unsubscribe = None
+        self._admission.refuse_all(Unavailable(ErrorCode.SHUTTING_DOWN, "the server is shutting down"))
+        self._tasks.cancel()
+        await self._tasks.join()
+        for actor in tuple(self._actors.values()):
+            await actor.shut_down()
+        self._actors.clear()
+        self._by_token.clear()
+
+    # ------------------------------------------------------------ what can be seen
+
+    @property
+    def num_resident(self) -> int:
+        return self._admission.num_taken
+
+    @property
+    def num_waiting(self) -> int:
+        return self._admission.num_waiting
+
+    def all(self) -> tuple[SessionActor, ...]:
+        return tuple(self._actors.values())
+
+    def owned_by(self, owner: str | None) -> list[SessionActor]:
+        return [actor for actor in self._actors.values() if actor.owner == owner]
+
+    def find(self, session_id: str, owner: str | None) -> SessionActor:
+        """Return a session of its owner. Raises `UnknownId`."""
+        actor = self._actors.get(SessionId(session_id))
+        if actor is None or actor.owner != owner:
+            raise UnknownId(ErrorCode.NOT_FOUND, f"there is no session {session_id[:64]!r}, or no longer")
+        return actor
+
+    def has_ended(self, session_id: str, owner: str | None) -> bool:
+        """Return whether the owner had such a session and it was closed."""
+        ending = self._endings.get(SessionId(session_id))
+        return ending is not None and ending.owner == owner
+
+    # ------------------------------------------------------------ creating
+
+    async def create(
+        self, request: NewSession, *, owner: str | None, on_position: PositionFn | None = None
+    ) -> SessionActor:
+        """Admit and open a session; it is parked until a socket attaches.
+
+        With `on_position` the caller queues when the server is full, without it is refused. Cancelling leaves nothing
+        behind. Raises `ServerError`.
+        """
+        self.require_worker()
+        self._check_owner(owner)
+        self._num_opening[owner] = self._num_opening.get(owner, 0) + 1
+        try:
+            place = await self._admit(on_position)
+            opening = self._tasks.spawn(self._open(request, place, owner))
+            try:
+                return await asyncio.shield(opening)
+            except asyncio.CancelledError:
+                opening.add_done_callback(self._close_unclaimed)
+                raise
+        finally:
+            self._num_opening[owner] -= 1
+            if not self._num_opening[owner]:
+                del self._num_opening[owner]
+
+    def require_worker(self) -> ModelInfo:
+        """Return what the worker serves. Raises `Unavailable` that says why it serves nothing."""
+        info = self._worker.info
+        if self._worker.status is WorkerStatus.READY and info is not None:
+            return info
+        progress = self._worker.progress
+        reason = self._worker.failure or f"the worker is {self._worker.status}"
+        if progress is not None and self._worker.status is WorkerStatus.LOADING:
+            reason = f"the model is loading: {progress.stage}, {progress.fraction:.0%}"
+        raise Unavailable(ErrorCode.WORKER_UNAVAILABLE, reason)
+
+    def _check_owner(self, owner: str | None) -> None:
+        limit = self._config.limits.max_sessions_per_token
+        if limit is None or owner is None:
+            return
+        if len(self.owned_by(owner)) + self._num_opening.get(owner, 0) >= limit:
+            raise Unavailable(
+                ErrorCode.TOO_MANY_SESSIONS, f"this token has {limit} sessions (limits.max_sessions_per_token)"
+            )
+
+    async def _admit(self, on_position: PositionFn | None) -> Place:
+        place = self._admission.try_take()
+        if place is None and on_position is None and self._evictable() is None:
+            raise self._full()
+        if place is not None:
+            return place
+        evicting = self._evict_one()
+        return await self._admission.wait(on_position or _ignore_position, limited=not evicting)
+
+    def _take_place_now(self) -> Place:
+        self.require_worker()
+        place = self._admission.try_take()
+        if place is None:
+            raise self._full()
+        return place
+
+    def _full(self) -> Unavailable:
+        return Unavailable(ErrorCode.CAPACITY, f"all {self._capacity()} places of the worker are taken")
+
+    async def _open(self, request: NewSession, place: Place, owner: str | None) -> SessionActor:
+        session_id = new_session_id()
+        encoder: StreamEncoder | None = None
+        try:
+            info = self.require_worker()
+            encoder = await self._create_encoder(request.format, info)
+            await self._open_in_worker(session_id, request, encoder)
+        except BaseException:
+            place.release()
+            if encoder is not None:
+                encoder.close()
+            raise
+        actor = SessionActor(
+            session=Session(
+                session_id=session_id,
+                prompt=request.prompt,
+                seed=request.seed,
+                pacing=request.pacing,
+                fps=info.fps,
+                first_event_id=request.first_event_id,
+                rules=self._rules,
+            ),
+            encoder=encoder,
+            place=place,
+            info=info,
+            format=request.format,
+            image_file=request.image.file,
+            resume_token=new_resume_token(),
+            owner=owner,
+            services=self._services,
+        )
+        self._actors[session_id] = actor
+        self._by_token[actor.resume_token] = actor
+        self._metrics.started.inc()
+        self._timers_changed.set()
+        return actor
+
+    async def _create_encoder(self, format: StreamFormat, info: ModelInfo) -> StreamEncoder:
+        create = partial(
+            create_stream_encoder,
+            format,
+            width=info.width,
+            height=info.height,
+            fps=info.fps,
+            media=self._config.media,
+        )
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._encode_pool, create)
+        except (EncoderFailed, ValueError) as error:
+            log.exception("no encoder for %s", format)
+            raise ServerError(ErrorCode.MEDIA_FAILED, f"format {format} can't be encoded: {error}") from error
+
+    async def _open_in_worker(self, session_id: SessionId, request: NewSession, encoder: StreamEncoder) -> None:
+        raw = request.image.raw
+        message = OpenSession(
+            request_id=RequestId(f"{session_id}-open"),
+            session_id=session_id,
+            prompt=request.prompt,
+            seed=request.seed,
+            image=raw.size,
+            outputs=encoder.outputs,
+        )
+        try:
+            await self._worker.open_session(message, raw.pixels)
+        except OutcomeUnknown as error:
+            await self._close_half_open(session_id)
+            raise from_worker(error, fallback=ErrorCode.REQUEST_REFUSED) from error
+        except WorldModelError as error:
+            fallback = ErrorCode.REQUEST_REFUSED if isinstance(error, RequestRefused) else ErrorCode.INTERNAL
+            raise from_worker(error, fallback=fallback) from error
+
+    async def _close_half_open(self, session_id: SessionId) -> None:
+        try:
+            await self._worker.close_session(
+                CloseSession(request_id=RequestId(f"{session_id}-close"), session_id=session_id)
+            )
+        except WorldModelError:
+            log.exception("session %s: the worker could neither open nor close it", session_id)
+
+    def _close_unclaimed(self, opening: asyncio.Task[SessionActor]) -> None:
+        """Close a session whose client left while it was opened."""
+        if not opening.cancelled() and opening.exception() is None:
+            opening.result().begin_close("client left")
+
+    # ------------------------------------------------------------ resume, parking, ending
+
+    def resume(self, token: str, owner: str | None) -> SessionActor:
+        """Find the session of a resume token. Raises `UnknownId`."""
+        actor = self._by_token.get(ResumeToken(token))
+        if actor is not None and actor.owner == owner and actor.session.phase not in (Phase.CLOSING, Phase.CLOSED):
+            return actor
+        for ending in self._endings.values():
+            if ending.resume_token == token and ending.owner == owner and ending.reason == "evicted":
+                raise UnknownId(
+                    ErrorCode.SESSION_EVICTED,
+                    "the session was given up for another client while it had no socket",
+                    field="resume_token",
+                )
+        raise UnknownId(
+            ErrorCode.BAD_RESUME_TOKEN, "there is no session with this resume token, or no longer", field="resume_token"
+        )
+
+    def detach(self, actor: SessionActor, epoch: int) -> None:
+        """Park a session whose socket is gone, or close it if sessions are not kept."""
+        if not actor.detach(epoch) or actor.session_id not in self._actors:
+            return
+        if self._config.session.resume_s == 0:
+            actor.begin_close("disconnected")
+        elif self._admission.num_waiting:
+            self._evict_one()
+        self._timers_changed.set()
+
+    def _evictable(self) -> SessionActor | None:
+        """Return the parked session that was used least recently."""
+        parked = [
+            actor
+            for actor in self._actors.values()
+            if actor.parked_at is not None and actor.holds_place and actor.session.phase in (Phase.ACTIVE, Phase.FAILED)
+        ]
+        return min(parked, key=lambda actor: actor.parked_at or 0.0, default=None)
+
+    def _evict_one(self) -> bool:
+        """Close a parked session to make room. Returns whether there was one."""
+        actor = self._evictable()
+        if actor is None:
+            return False
+        actor.begin_close("evicted")
+        return True
+
+    def _ended(self, actor: SessionActor) -> None:
+        """Forget a session that was closed; called by the session itself."""
+        self._actors.pop(actor.session_id, None)
+        self._by_token.pop(actor.resume_token, None)
+        self._endings[actor.session_id] = _Ending(
+            owner=actor.owner, reason=actor.end_reason or "closed", resume_token=actor.resume_token
+        )
+        while len(self._endings) > NUM_REMEMBERED_ENDINGS:
+            self._endings.popitem(last=False)
+
+    # ------------------------------------------------------------ time
+
+    async def _run_timers(self) -> None:
+        while True:
+            self._timers_changed.clear()
+            until = self.expire(self._clock())
+            await wait_until(self._timers_changed, until=until, clock=self._clock)
+
+    def expire(self, now: float) -> float | None:
+        """Close what is over and return when to look again, None if nothing will expire."""
+        next_at: float | None = None
+        for actor in tuple(self._actors.values()):
+            if actor.session.phase not in (Phase.ACTIVE, Phase.FAILED):
+                continue
+            for at, reason in self._expiries(actor):
+                if at <= now:
+                    actor.begin_close(reason)
+                    break
+                next_at = at if next_at is None else min(next_at, at)
+        return next_at
+
+    def _expiries(self, actor: SessionActor) -> list[tuple[float, str]]:
+        section = self._config.session
+        expiries: list[tuple[float, str]] = []
+        if actor.parked_at is not None:
+            expiries.append((actor.parked_at + section.resume_s, "expired"))
+        if section.idle_s is not None:
+            expiries.append((actor.active_at + section.idle_s, "idle"))
+        if section.max_session_s is not None:
+            expiries.append((actor.created_at + section.max_session_s, "lifetime"))
+        return expiries
+
+    # ------------------------------------------------------------ worker
+
+    def _capacity(self) -> int:
+        info = self._worker.info
+        return info.capacity_sessions if info is not None and self._worker.status is WorkerStatus.READY else 0
+
+    def _worker_changed(self) -> None:
+        status = self._worker.status
+        ready = status is WorkerStatus.READY
+        for actor in tuple(self._actors.values()):
+            if actor.holds_place and (not ready or actor.generation != self._worker.generation):
+                actor.worker_lost(self._worker.failure or "the worker is gone")
+        match status:
+            case WorkerStatus.READY:
+                self._admission.grant()
+            case WorkerStatus.FAILED | WorkerStatus.STOPPED:
+                reason = self._worker.failure or "the worker was stopped"
+                self._admission.refuse_all(Unavailable(ErrorCode.WORKER_UNAVAILABLE, reason))
+            case WorkerStatus.LOADING | WorkerStatus.RESTARTING:
+                pass
+            case _:
+                assert_never(status)
+
+    def _decode(self, image: bytes, *, field: str) -> RawImage:
+        return decode_image(image, limits=self._config.limits, field=field)
+
+
+def _ignore_position(position: int, num_queued: int) -> None:
+    """Callers without a queue have nobody to tell."""
