@@ -29,9 +29,6 @@ class PageLedger:
     def owner_of(self, page: PageId) -> str | None:
         return self._owner.get(page)
 
-    def pages_of(self, owner: str) -> tuple[PageId, ...]:
-        return tuple(page for page, name in self._owner.items() if name == owner)
-
     def take(self, owner: str) -> PageId:
         """Give the page that was free longest to `owner`."""
         if not self._free:

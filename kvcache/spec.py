@@ -60,7 +60,8 @@ class KVSpec:
     """Everything the cache must know of a model on this worker.
 
     `window_latent_frames=None` keeps all history; a session then ends at `max_latent_frames`, for which storage is
-    reserved (with a bounded window that field is not used). `register_tokens` is the most non-video tokens a chunk
+    reserved (not used with a bounded window; the default is the length of the position table in LingBot-World v2's
+    official code, wan/modules/model_fast.py). `register_tokens` is the most non-video tokens a chunk
     adds while it is in flight; they never enter history. `model_owned_bytes` is per session and counts committed and
     in-flight state; `worker_owned_bytes` counts once. `storage=None` means extents for a bounded window, pages
     otherwise. `scratch_pages` per branch come on top of what one chunk in flight needs (pages only).
