@@ -12,17 +12,16 @@ from torch import Tensor
 from tests.support.lingbot_golden import assert_close, load_json, tensors
 from worldmodel.lingbot.condition import encode_clip_condition, next_condition, start_condition
 from worldmodel.wan.image import resize_unit_image
-from worldmodel.wan.vae import VAECache, WanVAE
+from worldmodel.wan.vae import ConvPath, VAECache, WanVAE
 
 TOLERANCE = 1e-5
 
 
-@pytest.fixture(scope="module", params=["plain", "folded"])
+@pytest.fixture(scope="module", params=list(ConvPath))
 def vae(request: pytest.FixtureRequest) -> WanVAE:
     model = WanVAE.from_config(load_json("vae_names.json")["diffusers_config"])
     model.load_state_dict(tensors("vae_weights_diffusers"))
-    if request.param == "folded":
-        model.fold_weights()
+    model.fold_weights(request.param)
     return model
 
 

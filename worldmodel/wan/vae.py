@@ -13,22 +13,25 @@ import itertools
 from collections.abc import Mapping
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from worldmodel.wan.vae_cache import CacheCursor, VAECache
 from worldmodel.wan.vae_config import VAEConfig, parse_vae_config
 from worldmodel.wan.vae_layers import (
     CausalConv,
+    ConvPath,
+    DoublingConv,
     Downsample,
     MiddleStage,
     PointwiseConv,
     ResidualUnit,
     RMSNorm,
     Upsample,
+    best_path,
+    norm_silu_conv,
 )
 
-__all__ = ["VAECache", "VAEConfig", "WanVAE"]
+__all__ = ["ConvPath", "VAECache", "VAEConfig", "WanVAE"]
 
 
 class Encoder(nn.Module):
@@ -54,7 +57,7 @@ class Encoder(nn.Module):
         for layer in self.down_blocks:
             x_BTHWC = layer(x_BTHWC, cursor)
         x_BTHWC = self.mid_block(x_BTHWC, cursor)
-        return self.conv_out(F.silu(self.norm_out(x_BTHWC), inplace=True), cursor)
+        return norm_silu_conv(self.norm_out, self.conv_out, x_BTHWC, cursor)
 
 
 class UpStage(nn.Module):
@@ -96,7 +99,7 @@ class Decoder(nn.Module):
         x_BTHWC = self.mid_block(self.conv_in(x_BTHWC, cursor), cursor)
         for stage in self.up_blocks:
             x_BTHWC = stage(x_BTHWC, cursor)
-        return self.conv_out(F.silu(self.norm_out(x_BTHWC), inplace=True), cursor)
+        return norm_silu_conv(self.norm_out, self.conv_out, x_BTHWC, cursor)
 
 
 class WanVAE(nn.Module):
@@ -126,11 +129,15 @@ class WanVAE(nn.Module):
     def dtype(self) -> torch.dtype:
         return self.quant_conv.weight.dtype
 
-    def fold_weights(self) -> None:
-        """Rearrange the weights for the fast path, once, after loading and on the final device and dtype."""
+    def fold_weights(self, path: ConvPath | None = None) -> None:
+        """Rearrange the weights for a convolution path, once, after loading and on the final device and dtype.
+
+        `path` of None takes the fastest one for the device. Results differ between paths by rounding only.
+        """
+        chosen = best_path(self.quant_conv.weight.device) if path is None else path
         for layer in self.modules():
-            if isinstance(layer, CausalConv):
-                layer.fold()
+            if isinstance(layer, CausalConv | DoublingConv):
+                layer.fold(chosen)
 
     @torch.no_grad()
     def encode(self, frames_BCTHW: Tensor, cache: VAECache | None = None) -> tuple[Tensor, VAECache]:
