@@ -5,24 +5,34 @@ Every part is ours and streams chunk by chunk: condition, camera, four steps, cl
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import pytest
 import torch
 
+from kvcache.cache import KVCache
 from kvcache.transaction import ChunkTransaction
 from tests.support.lingbot_golden import assert_close, load_json, manifest, tensors
 from tests.support.lingbot_network import SESSION, open_cache, transformer, transformer_config
+from worldmodel.adapter import SessionOpening
+from worldmodel.lingbot.adapter import LingBotAdapter
 from worldmodel.lingbot.camera import CameraEmbedding, pack, rays
 from worldmodel.lingbot.condition import next_condition, start_condition
-from worldmodel.lingbot.config import OFFICIAL_HEIGHT, OFFICIAL_WIDTH, ReferenceIntrinsics
+from worldmodel.lingbot.config import OFFICIAL_HEIGHT, OFFICIAL_WIDTH, LingBotOptions, Sampler
+from worldmodel.lingbot.controls import parse_control
+from worldmodel.lingbot.noise import NoiseState
 from worldmodel.lingbot.pipeline import ChunkSampler
-from worldmodel.lingbot.trajectory import CameraClip, relative_clip, resample
+from worldmodel.lingbot.trajectory import CameraClip, relative_clip, resample, trajectory_control
 from worldmodel.lingbot.transformer import ChunkInputs, LingBotTransformer
+from worldmodel.lingbot.weights import LoadedModel
+from worldmodel.messages import Control, ControlEvent, MediaFormat, RequestId, SessionId, StartWorker, Tick
 from worldmodel.wan.flow_scheduler import COMMIT_TIMESTEP, add_noise, official_table
 from worldmodel.wan.image import prepare_image
+from worldmodel.wan.text_encoder import TextEncoder
 from worldmodel.wan.vae import VAECache, WanVAE
 
 CONDITION_TOLERANCE = 1e-5
@@ -45,18 +55,22 @@ class Generated:
 RayProjection = Callable[[LingBotTransformer, np.ndarray, np.ndarray], torch.Tensor]
 
 
-def camera_path() -> tuple[np.ndarray, np.ndarray]:
-    """Return relative poses and intrinsics at the target size, one per latent frame, float64."""
+def official_clip() -> CameraClip:
+    """Return the path with a pose per latent frame; intrinsics refer to the official size."""
     setup = manifest()["end_to_end"]
     file_name, _, tensor = setup["pose_tensor"].partition(": ")
     poses = tensors(file_name)[tensor.partition("[")[0]][: setup["frames"]].double().numpy()
-    fx, fy, cx, cy = tensors("case9_end_to_end_official")["intrinsics_row0"].double().tolist()
-    official = ReferenceIntrinsics(width=OFFICIAL_WIDTH, height=OFFICIAL_HEIGHT, fx=fx, fy=fy, cx=cx, cy=cy)
-    row = np.array(official.scaled_to(setup["width"], setup["height"]))
-    clip = resample(
+    row = tensors("case9_end_to_end_official")["intrinsics_row0"].double().numpy()
+    return resample(
         CameraClip(poses_n44=poses, intrinsics_n4=np.tile(row, (len(poses), 1))), len(poses), setup["chunk"]
     )
-    return relative_clip(clip.poses_n44), clip.intrinsics_n4
+
+
+def camera_path() -> tuple[np.ndarray, np.ndarray]:
+    """Return relative poses and intrinsics at the target size, one per latent frame, float64."""
+    clip, setup = official_clip(), manifest()["end_to_end"]
+    scale_x, scale_y = setup["width"] / OFFICIAL_WIDTH, setup["height"] / OFFICIAL_HEIGHT
+    return relative_clip(clip.poses_n44), clip.intrinsics_n4 * np.array([scale_x, scale_y, scale_x, scale_y])
 
 
 def packed_rays(relative: np.ndarray, intrinsics: np.ndarray) -> torch.Tensor:
@@ -198,3 +212,86 @@ def test_lingbot_end_to_end_frames(generated: Generated, golden: dict[str, torch
     for name in ranges:
         first, last = (int(number) for number in name.removeprefix("video_frames_").split("_"))
         assert_close(generated.frames[:, first : last + 1], golden[name], TOLERANCE, name)
+
+
+# ---------------------------------------------------------------- through the adapter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenNoise:
+    """The stored noise in place of a generator; its state is the index of the next chunk."""
+
+    golden: dict[str, torch.Tensor]
+    num_steps: int
+
+    def start(self, seed: int) -> NoiseState:
+        return NoiseState(generator_state=torch.tensor(0))
+
+    def draw(self, state: NoiseState, shape_CFYX: tuple[int, ...]) -> tuple[tuple[torch.Tensor, ...], NoiseState]:
+        index, frames = int(state.generator_state), shape_CFYX[1]
+        renoise = self.golden["renoise"].split(self.num_steps - 1)[index]
+        first = self.golden["noise_all"].split(frames, dim=1)[index]
+        return (first, *renoise), NoiseState(generator_state=torch.tensor(index + 1))
+
+
+class GivenText:
+    """The stored text rows in place of an encoder: the official run had random ones, too."""
+
+    def __init__(self, rows: torch.Tensor) -> None:
+        self.rows = rows
+
+    def encode(self, prompt: str) -> torch.Tensor:
+        return self.rows
+
+
+def build_adapter(golden: dict[str, torch.Tensor]) -> LingBotAdapter:
+    setup = manifest()["end_to_end"]
+    routine = Routine(project_by_basis)
+    table = official_table(setup["flow_shift"])
+    model = LoadedModel(
+        transformer=routine.model,
+        vae=routine.vae,
+        text_encoder=cast(TextEncoder, GivenText(golden["context"])),
+        flow_shift=setup["flow_shift"],
+        digest="golden",
+        num_parameters=0,
+    )
+    config = StartWorker(model="lingbot_world_v2", checkpoint="", width=setup["width"], height=setup["height"], fps=16)
+    noise = GivenNoise(golden=golden, num_steps=len(table))
+    return LingBotAdapter(model, table, noise, LingBotOptions(sampler=Sampler.OFFICIAL), config)
+
+
+def trajectory_event() -> ControlEvent:
+    clip = official_clip()
+    schema = "lingbot.camera_trajectory.v1"
+    data = parse_control("camera", schema, json.loads(json.dumps(trajectory_control(clip))))
+    return ControlEvent(event_id=1, controls=(Control(track="camera", schema=schema, data=data),))
+
+
+def test_lingbot_end_to_end_through_the_adapter(golden: dict[str, torch.Tensor]) -> None:
+    """The path as one trajectory control in the first tick, pixels and latents as a client gets them."""
+    adapter = build_adapter(golden)
+    cache = KVCache(adapter.kv_spec(), capacity=1, device="cpu", dtype=torch.float32)
+    cache.open(SESSION)
+    outputs = (MediaFormat.LATENT, MediaFormat.RGB24)
+    state = adapter.open_state(
+        SessionOpening(prompt="golden", seed=0, image=golden["image_u8"].numpy(), outputs=outputs)
+    )
+    arrays = []
+    for index in range(golden["latents"].shape[1] // adapter.spec.latent_frames_per_chunk):
+        events = (trajectory_event(),) if index == 0 else ()
+        tick = Tick(request_id=RequestId("r"), session_id=SessionId(SESSION), chunk_index=index, events=events)
+        with cache.lease(SESSION) as lease:
+            chunk = lease.begin_chunk()
+            result = adapter.generate(tick, state, chunk)
+            chunk.commit()
+        state = result.state
+        arrays.append([torch.from_numpy(part.array.copy()) for part in result.media.to_host()])
+    latents, pixels = zip(*arrays, strict=True)
+    assert_close(torch.cat(latents, dim=1), golden["latents"], TOLERANCE, "latents")
+    frames = torch.cat(pixels).permute(3, 0, 1, 2)
+    for name in (name for name in golden if name.startswith("video_frames_")):
+        first, last = (int(number) for number in name.removeprefix("video_frames_").split("_"))
+        levels = (golden[name] / 2 + 0.5).mul(255).round()
+        # A difference below the tolerance can still cross a rounding border.
+        assert_close(frames[:, first : last + 1].float(), levels, 1.0, name)

@@ -12,15 +12,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from kvcache.attention import TorchAttention
 from kvcache.spec import KVSpec
 from kvcache.transaction import ChunkTransaction
 from worldmodel.adapter import GeneratedChunk, ModelSpec, ProgressFn, SessionOpening
 from worldmodel.errors import LoadFailed, RequestRefused
-from worldmodel.lingbot.camera import TOKEN_PIXELS, CameraEmbedding
+from worldmodel.lingbot.camera import NUM_COEFFICIENTS, TOKEN_PIXELS, CameraEmbedding
 from worldmodel.lingbot.condition import next_condition, start_condition
 from worldmodel.lingbot.config import LingBotOptions, NoiseLayout, Sampler
 from worldmodel.lingbot.media import DeviceMedia, needs_pixels
-from worldmodel.lingbot.noise import PerChunkNoise
+from worldmodel.lingbot.noise import NoiseSource, PerChunkNoise
 from worldmodel.lingbot.pipeline import ChunkSampler
 from worldmodel.lingbot.prompts import Prompt, PromptEncoder
 from worldmodel.lingbot.reducer import CameraPlan, CameraReducer
@@ -31,10 +32,15 @@ from worldmodel.lingbot.weights import LoadedModel, load_model
 from worldmodel.messages import MediaFormat, StartWorker, Tick
 from worldmodel.wan.flow_scheduler import SamplerTable, nominal_table, official_table
 from worldmodel.wan.image import prepare_image
+from worldmodel.wan.layers import PATCH
 from worldmodel.wan.precision import PrecisionPlan, precision_plan
 from worldmodel.wan.vae import VAECache
 
-ATTENTION_BACKEND = "torch_sdpa"
+MAX_BASES = 2
+"""Camera bases kept: one for the default intrinsics, one for those of a trajectory."""
+
+DECODE_ACTIVATIONS = 4
+"""Activations of the decoder's widest stage that are alive at once; an estimate, for the memory plan only."""
 
 
 def create_adapter(config: StartWorker, progress: ProgressFn) -> LingBotAdapter:
@@ -47,12 +53,24 @@ def create_adapter(config: StartWorker, progress: ProgressFn) -> LingBotAdapter:
         if pixels < TOKEN_PIXELS or pixels % TOKEN_PIXELS:
             raise LoadFailed(f"{name} must be a multiple of {TOKEN_PIXELS} pixels, got {pixels}", field=name)
     options = _options(config.model_options)
+    device = _device(config.device)
     try:
         plan = precision_plan(config.precision)
     except ValueError as error:
         raise LoadFailed(str(error), field="precision") from error
-    model = load_model(config.checkpoint, options, plan, torch.device(config.device), progress)
-    return LingBotAdapter(model, options, config)
+    model = load_model(config.checkpoint, options, plan, device, progress)
+    table = _sampler_table(options.sampler, model.flow_shift)
+    return LingBotAdapter(model, table, PerChunkNoise(device=device, num_draws=len(table)), options, config)
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise LoadFailed(f"device must be 'cpu', 'cuda' or 'cuda:N', got {name!r}", field="device") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise LoadFailed(f"device is {name!r}, but torch finds no CUDA device", field="device")
+    return device
 
 
 def _options(data: bytes) -> LingBotOptions:
@@ -76,7 +94,14 @@ def _sampler_table(sampler: Sampler, flow_shift: float) -> SamplerTable:
 class LingBotAdapter:
     """Implements `worldmodel.adapter.WorldModelAdapter` for one loaded model at one picture size."""
 
-    def __init__(self, model: LoadedModel, options: LingBotOptions, config: StartWorker) -> None:
+    def __init__(
+        self,
+        model: LoadedModel,
+        table: SamplerTable,
+        noise: NoiseSource,
+        options: LingBotOptions,
+        config: StartWorker,
+    ) -> None:
         self._transformer = model.transformer
         self._vae = model.vae
         self._width, self._height = config.width, config.height
@@ -86,12 +111,14 @@ class LingBotAdapter:
         self._num_frames = model.transformer.config.latent_frames_per_chunk
         plan = model.transformer.plan
         with torch.inference_mode():
-            self._sampler = ChunkSampler(model.transformer, _sampler_table(options.sampler, model.flow_shift))
-        self._noise = PerChunkNoise(device=self._device, num_draws=self._sampler.num_steps)
+            self._sampler = ChunkSampler(model.transformer, table)
+        self._noise = noise
         self._prompts = PromptEncoder(model.text_encoder, plan.linear)
         self._reducer = CameraReducer(options, config.width, config.height)
         linear = model.transformer.patch_embedding_wancamctrl
-        self._camera = CameraEmbedding(linear.weight, linear.bias, config.height, config.width, dtype=plan.linear)
+        self._camera = CameraEmbedding(
+            linear.weight, linear.bias, config.height, config.width, max_bases=MAX_BASES, dtype=plan.linear
+        )
         self._spec = self._describe(model, options, plan, config.fps)
 
     def _describe(self, model: LoadedModel, options: LingBotOptions, plan: PrecisionPlan, fps: int) -> ModelSpec:
@@ -105,7 +132,7 @@ class LingBotAdapter:
             chunk_media_frames=factor * self._num_frames,
             parameters=model.num_parameters,
             precision=plan.name,
-            attention_backend=ATTENTION_BACKEND,
+            attention_backend=TorchAttention.name,
             checkpoint_digest=model.digest,
             noise_layout=options.noise_layout.value,
             sampler=options.sampler.value,
@@ -147,11 +174,13 @@ class LingBotAdapter:
         )
 
     def _worker_bytes(self) -> int:
-        """Count the camera scale and shift of all layers for the chunk in flight."""
+        """Count camera scale and shift of all layers for the chunk in flight, the camera bases, and decoding."""
         config, plan = self._transformer.config, self._transformer.plan
-        latent_height, latent_width = self._latent_size
-        num_tokens = self._num_frames * latent_height * latent_width // 4
-        return 2 * config.num_layers * num_tokens * config.width * plan.linear.itemsize
+        tokens_per_frame = math.prod(self._latent_size) // PATCH**2
+        modulation = 2 * config.num_layers * self._num_frames * tokens_per_frame * config.width
+        bases = MAX_BASES * NUM_COEFFICIENTS * tokens_per_frame * config.width
+        frames = self._spec.chunk_media_frames * self._vae.config.decoder_base_dim * self._height * self._width
+        return (modulation + bases) * plan.linear.itemsize + DECODE_ACTIVATIONS * frames * plan.vae.itemsize
 
     # ------------------------------------------------------------ sessions
 

@@ -7,6 +7,7 @@ different numbers.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -16,6 +17,18 @@ class NoiseState:
     """Where a session's generator stands, as `torch.Generator.get_state` gives it. Never written to."""
 
     generator_state: torch.Tensor
+
+
+class NoiseSource(Protocol):
+    """Gives the noise of a session's chunks in order, from a state that the session owns."""
+
+    def start(self, seed: int) -> NoiseState:
+        """Return the state before the first chunk."""
+        ...
+
+    def draw(self, state: NoiseState, shape_CFYX: tuple[int, ...]) -> tuple[tuple[torch.Tensor, ...], NoiseState]:
+        """Return the noise of the next chunk, one float32 [C, F, Y, X] per denoising step, and the state after it."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

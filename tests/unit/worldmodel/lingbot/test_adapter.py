@@ -361,6 +361,7 @@ def test_overrides_reach_the_window_and_the_sampler() -> None:
     [
         ({"width": 40}, "width", "multiple of 16.*40"),
         ({"height": 0}, "height", "multiple of 16.*0"),
+        ({"device": "gpu"}, "device", "gpu"),
         ({"precision": "fp64"}, "precision", "fp64.*fp32, bf16, official"),
         ({"model_options": b'{"noise_layout": "official"}'}, "noise_layout", "whole clip"),
         ({"model_options": b'{"sampler": "fast"}'}, "sampler", "fast"),
