@@ -134,7 +134,7 @@ class WanVAE(nn.Module):
 
         `path` of None takes the fastest one for the device. Results differ between paths by rounding only.
         """
-        chosen = best_path(self.quant_conv.weight.device) if path is None else path
+        chosen = best_path(self.quant_conv.weight.device, self.dtype) if path is None else path
         for layer in self.modules():
             if isinstance(layer, CausalConv | DoublingConv):
                 layer.fold(chosen)

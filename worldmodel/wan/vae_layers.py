@@ -16,6 +16,7 @@ Facts of the structure: LingBot-World v2 official code, wan/modules/vae2_1.py.
 
 from __future__ import annotations
 
+import platform
 from enum import StrEnum
 
 import torch
@@ -36,9 +37,15 @@ class ConvPath(StrEnum):
     ONEDNN = "onednn"
 
 
-def best_path(device: torch.device) -> ConvPath:
-    """Return the fastest path for a device."""
-    return ConvPath.ONEDNN if device.type == "cpu" and torch.backends.mkldnn.is_available() else ConvPath.FOLDED
+def best_path(device: torch.device, dtype: torch.dtype) -> ConvPath:
+    """Return the fastest path for a device.
+
+    ONEDNN only where it is known to have fast code for three dimensions and never to refuse the type: float32 on x86.
+    """
+    is_x86 = platform.machine().lower() in ("x86_64", "amd64")
+    if device.type == "cpu" and dtype == torch.float32 and is_x86 and torch.backends.mkldnn.is_available():
+        return ConvPath.ONEDNN
+    return ConvPath.FOLDED
 
 
 def _parameter(*shape: int) -> nn.Parameter:

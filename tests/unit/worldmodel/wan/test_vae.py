@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import worldmodel
 from worldmodel.checkpoint.diffusers import open_checkpoint
 from worldmodel.wan.image import prepare_image
 from worldmodel.wan.vae import ConvPath, VAECache, WanVAE
+from worldmodel.wan.vae_layers import best_path
 
 DEMO = Path(worldmodel.__file__).parent / "data" / "demo_world"
 FAST_PATHS = [path for path in ConvPath if path is not ConvPath.PLAIN]
@@ -147,6 +149,24 @@ def test_without_a_choice_a_fast_path_is_taken() -> None:
     vae = make_vae(tiny_config())
     vae.fold_weights()
     assert vae.encoder.conv_in.path in FAST_PATHS
+
+
+@pytest.mark.parametrize(
+    ("machine", "device", "dtype", "path"),
+    [
+        ("x86_64", "cpu", torch.float32, ConvPath.ONEDNN),
+        ("AMD64", "cpu", torch.float32, ConvPath.ONEDNN),
+        ("x86_64", "cpu", torch.bfloat16, ConvPath.FOLDED),
+        ("aarch64", "cpu", torch.float32, ConvPath.FOLDED),
+        ("x86_64", "cuda", torch.float32, ConvPath.FOLDED),
+    ],
+)
+def test_onednn_is_chosen_only_where_it_is_known_to_be_fast(
+    monkeypatch: pytest.MonkeyPatch, machine: str, device: str, dtype: torch.dtype, path: ConvPath
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
+    assert best_path(torch.device(device), dtype) is path
 
 
 # ---------------------------------------------------------------- streams
