@@ -64,7 +64,7 @@ class TimeConstants:
 class CameraModulation:
     """Scale and shift of the residual stream of one layer, both [T, D]: h becomes h + scale * h + shift.
 
-    The scale is kept without its 1, which would cost it five bits in bfloat16.
+    The scale is kept without its 1: in bfloat16 the sum would lose what a small scale says.
     """
 
     scale: torch.Tensor
