@@ -1,0 +1,102 @@
+"""Rates, prompt length, and JSON that is strict and shallow."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from server.errors import BadInput, ErrorCode, ServerError
+from server.limits import RateLimiter, check_prompt, parse_json_object
+
+
+def test_a_bucket_allows_a_second_of_burst_and_then_the_rate() -> None:
+    limiter = RateLimiter(3.0)
+    assert [limiter.take(10.0) for _ in range(4)] == [True, True, True, False]
+    assert limiter.take(10.3) is False
+    assert limiter.take(10.4) is True
+    assert [limiter.take(100.0) for _ in range(4)] == [True, True, True, False]
+
+
+def test_a_slow_rate_still_lets_one_through() -> None:
+    limiter = RateLimiter(0.1)
+    assert [limiter.take(0.0), limiter.take(9.0), limiter.take(10.0)] == [True, False, True]
+
+
+def test_the_refusal_names_the_key() -> None:
+    limiter = RateLimiter(1.0)
+    limiter.take(0.0)
+    with pytest.raises(ServerError, match=r"more than 1 events a second \(limits\.max_events_per_second\)") as caught:
+        limiter.require(0.0, what="events a second", key="limits.max_events_per_second")
+    assert caught.value.code is ErrorCode.RATE_LIMITED
+    assert caught.value.kind.retryable
+
+
+def test_prompts_are_bounded() -> None:
+    check_prompt("x" * 5, max_chars=5)
+    with pytest.raises(BadInput) as caught:
+        check_prompt("x" * 6, max_chars=5)
+    assert (caught.value.code, caught.value.field) == (ErrorCode.PROMPT_TOO_LONG, "prompt")
+
+
+def test_an_object_comes_back() -> None:
+    text = '{"a": [1, 2.5, "}]{[\\"", null, true], "b": {"c": "\\ud83d\\ude00"}}'
+    assert parse_json_object(text, max_depth=2) == {"a": [1, 2.5, '}]{["', None, True], "b": {"c": "\U0001f600"}}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        '{"a": }',
+        "[]",
+        "null",
+        '"text"',
+        "3",
+        '{"a": NaN}',
+        '{"a": Infinity}',
+        '{"a": -Infinity}',
+        '{"a": 1e999}',
+        '{"a": "\\ud800"}',
+        '{"a": 1' + "0" * 5000 + "}",
+        '{"a": [[[1]]]}',
+        "[" * 100_000,
+        '{"a":' * 100_000,
+    ],
+    ids=lambda text: text[:16],
+)
+def test_everything_else_is_bad_json(text: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        parse_json_object(text, max_depth=3)
+    assert caught.value.code is ErrorCode.BAD_JSON
+    assert len(caught.value.message) < 300
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**60), 2**60)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def depth_of(value: object) -> int:
+    if isinstance(value, dict):
+        return 1 + max((depth_of(inner) for inner in value.values()), default=0)
+    return 1 + max((depth_of(inner) for inner in value), default=0) if isinstance(value, list) else 0
+
+
+@given(value=st.dictionaries(st.text(), JSON, max_size=3), ascii_only=st.booleans())
+@settings(max_examples=100, deadline=None)
+def test_depth_is_counted_exactly(value: dict[str, object], ascii_only: bool) -> None:
+    text = json.dumps(value, ensure_ascii=ascii_only)
+    depth = depth_of(value)
+    assert parse_json_object(text, max_depth=depth) == value
+    with pytest.raises(BadInput, match="deeper"):
+        parse_json_object(text, max_depth=depth - 1)
