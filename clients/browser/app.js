@@ -94,7 +94,7 @@ class App {
     }
     byId('notice').textContent = info.notice;
     byId('notice').hidden = info.notice === '';
-    await this.chooser.offer(info.start_images);
+    this.chooser.offer(info.start_images);
     if (this.world.isKept) {
       sheets.showWaiting('Returning to your world', 'Picking it up where you left it.', () => this.leave());
       this.connection.begin(null);
@@ -402,6 +402,11 @@ class App {
     byId('worlds').addEventListener('click', () => this.choose());
     byId('save').addEventListener('click', () => this.save());
     byId('close').addEventListener('click', () => this.leave());
+    document.querySelector('.actions')?.addEventListener('click', (event) => {
+      // After a click of the mouse the keys belong to the world again; a keyboard's focus stays where it is.
+      const isPointer = /** @type {MouseEvent} */ (event).detail > 0;
+      if (isPointer && this.isSteering) byId('video').focus({ preventScroll: true });
+    });
     byId('stats').addEventListener('click', () => {
       const hud = byId('hud');
       hud.hidden = !hud.hidden;

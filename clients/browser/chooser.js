@@ -38,8 +38,8 @@ export class Chooser {
   }
 
   /** @param {import('./info.js').StartImage[]} images */
-  async offer(images) {
-    const tiles = await Promise.all(images.map((image) => this._tile(image)));
+  offer(images) {
+    const tiles = images.map((image) => this._tile(image));
     const own = make('button', { type: 'button', className: 'tile own' }, make('span', {}, icon(UPLOAD_ICON), 'Your own image'));
     own.addEventListener('click', () => byId('upload').click());
     this._tiles = [...tiles, own];
@@ -58,9 +58,8 @@ export class Chooser {
   }
 
   /** @param {import('./info.js').StartImage} image */
-  async _tile(image) {
-    const url = await this._api.imageUrl(image.url);
-    const tile = make('button', { type: 'button', className: 'tile' }, make('img', { src: url, alt: '' }), make('span', {}, image.name));
+  _tile(image) {
+    const tile = make('button', { type: 'button', className: 'tile' }, make('img', { src: image.url, alt: '' }), make('span', {}, image.name));
     tile.addEventListener('click', () => this._pick(this._tiles.indexOf(tile), { kind: 'offered', image }));
     tile.addEventListener('dblclick', () => void this._begin());
     return tile;

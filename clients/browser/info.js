@@ -5,6 +5,8 @@
  * @typedef {{name: string, prompt: string, url: string}} StartImage
  * @typedef {object} ServerInfo
  * @property {boolean} ready
+ * @property {string} status       `loading`, `ready`, `restarting`, `failed` or `stopped`.
+ * @property {string | null} reason    Why it is not ready, now.
  * @property {{stage: string, fraction: number, detail: string}} load
  * @property {string | null} error     Why the model can't be served, if so.
  * @property {string} notice
@@ -66,17 +68,6 @@ export class ServerApi {
     body.append('image', file);
     const response = await this._fetch('/v1/uploads', { method: 'POST', body });
     return (await response.json()).upload_id;
-  }
-
-  /**
-   * Address of an image that an <img> may show; a protected server gets the token with the request.
-   * @param {string} path
-   * @returns {Promise<string>}
-   */
-  async imageUrl(path) {
-    if (!('Authorization' in this._headers)) return path;
-    const response = await this._fetch(path, {});
-    return URL.createObjectURL(await response.blob());
   }
 
   /**

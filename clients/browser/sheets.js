@@ -23,8 +23,7 @@ export function current() {
  */
 export function showLoading(info) {
   if (byId('loading').hidden) show('loading');
-  byId('loading-lead').textContent =
-    info === null ? 'The server does not answer yet. Asking again.' : 'The model is loading. This happens once.';
+  byId('loading-lead').textContent = loadingLead(info);
   byId('loading-stages').hidden = info === null;
   const names = Object.keys(STAGES);
   const load = info?.load ?? { stage: names[0], fraction: 0, detail: '' };
@@ -39,6 +38,12 @@ export function showLoading(info) {
     return row;
   });
   byId('loading-stages').replaceChildren(...rows);
+}
+
+/** @param {import('./info.js').ServerInfo | null} info */
+function loadingLead(info) {
+  if (info === null) return 'The server does not answer yet. Asking again.';
+  return info.status === 'loading' || info.reason === null ? 'The model is loading. This happens once.' : `Not yet: ${info.reason}.`;
 }
 
 /**

@@ -43,6 +43,8 @@ export class World {
     this.prompt = '';
     this.run = 0;
     this.epoch = -1;
+    /** Chunk on screen. */
+    this.shown = /** @type {{run: number, chunkIndex: number} | null} */ (null);
     this._receivedChunk = -1;
     this._receivedRun = /** @type {number | null} */ (null);
     this._promptEvents = /** @type {Set<number>} */ (new Set());
@@ -70,6 +72,7 @@ export class World {
   forget() {
     this.letGo();
     this.session = null;
+    this.shown = null;
     this.epoch = -1;
     this._receivedChunk = -1;
     this._receivedRun = null;
@@ -180,6 +183,7 @@ export class World {
 
   /** @param {import('./player.js').Segment} segment */
   _chunkShown({ run, chunkIndex }) {
+    this.shown = { run, chunkIndex };
     this._view.onPicture();
     this._hud.place(run, this.epoch, chunkIndex);
     for (const key of this._chunkControls.keys()) {

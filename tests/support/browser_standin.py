@@ -1,7 +1,7 @@
 """A scripted server for the browser page: serves the page and speaks the `world` dialect without a model.
 
-It shows states that a healthy server hardly ever has (loading, a queue, a refused start, a lost link). A chunk is a moving
-test picture whose motion follows the held keys.
+It shows states that a healthy server hardly ever has (loading, a queue, a refused start, a lost link). A chunk
+is a moving test picture whose motion follows the held keys.
 """
 
 from __future__ import annotations
@@ -71,6 +71,8 @@ class World:
 def ready_info() -> dict[str, Any]:
     return {
         "ready": True,
+        "status": "ready",
+        "reason": None,
         "load": {"stage": "ready", "fraction": 1.0, "detail": ""},
         "error": None,
         "notice": "A tiny preview model: it steers for a few seconds, then blurs.",

@@ -1,0 +1,141 @@
+"""The page's modules one by one, inside the browser that runs them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from server.config import LimitsSection
+from server.dialects.world_messages import parse_client_message
+from server.wire.messages import PROTOCOL_VERSION
+from tests.support.browser_chromium import WatchedPage
+from worldmodel.lingbot.controls import parse_control
+
+pytestmark = pytest.mark.browser
+
+
+def run(modules: WatchedPage, module: str, body: str, argument: object = None) -> Any:
+    """Run a function body with `m`, a module of the page, and `argument`."""
+    source = f"async (argument) => {{ const m = await import('/static/{module}'); {body} }}"
+    return modules.page.evaluate(source, argument)
+
+
+def test_every_message_of_the_page_is_one_that_the_server_takes(modules: WatchedPage) -> None:
+    messages = run(
+        modules,
+        "protocol.js",
+        """return [
+          m.startMessage({prompt: 'p', image: {name: 'day'}}),
+          m.startMessage({prompt: 'p', image: {upload_id: 'u'}, seed: 3}),
+          m.resumeMessage('token', -1),
+          m.controlMessage(0, [{actions: ['w', 'l'], client_ts_ms: 12.5}]),
+          m.promptMessage(1, 'p'),
+          m.resetMessage({}), m.resetMessage({prompt: 'p', image: {name: 'day'}}),
+          m.pauseMessage(), m.unpauseMessage(), m.closeMessage(), m.pingMessage(1.5),
+          m.playbackMessage({epoch: 0, run: 0, chunkIndex: 3, bufferedMs: -0.2}),
+        ].map((message) => JSON.stringify(message))""",
+    )
+    parsed = [parse_client_message(message, LimitsSection()) for message in messages]
+    control = parsed[3].controls[0]
+    assert b'"w","l"' in parse_control(control.track, control.schema_, control.data)
+    assert run(modules, "protocol.js", "return m.PROTOCOL_VERSION") == PROTOCOL_VERSION
+
+
+def test_a_binary_frame_is_taken_apart(modules: WatchedPage) -> None:
+    header = run(
+        modules,
+        "protocol.js",
+        """const head = new TextEncoder().encode('{"type":"chunk","chunk_index":4}');
+        const bytes = new Uint8Array(4 + head.length + 3);
+        new DataView(bytes.buffer).setUint32(0, head.length);
+        bytes.set(head, 4);
+        bytes.set([7, 8, 9], 4 + head.length);
+        const {header, payload} = m.parseFrame(bytes.buffer);
+        return [header.chunk_index, [...payload]];""",
+    )
+    assert header == [4, [7, 8, 9]]
+
+
+@pytest.mark.parametrize(
+    ("frame", "words"),
+    [
+        ([0, 0], "expected at least 4"),
+        ([0, 0, 0, 9, 123, 125], "its header alone claims 9"),
+        ([0, 0, 0, 2, 123, 125], "type undefined"),
+    ],
+)
+def test_a_bad_binary_frame_is_named(modules: WatchedPage, frame: list[int], words: str) -> None:
+    body = "try { m.parseFrame(new Uint8Array(argument).buffer); return '' } catch (error) { return error.message }"
+    assert words in run(modules, "protocol.js", body, frame)
+
+
+def test_a_quick_tap_travels_as_two_transitions_of_one_event(modules: WatchedPage) -> None:
+    sent = run(
+        modules,
+        "controls.js",
+        """const sent = []; const later = []; let now = 0;
+        const sender = new m.ControlSender({
+          send: (transitions) => sent.push(transitions.map(({actions}) => actions.join(''))) > 0,
+          pendingEvents: () => 0, now: () => now, later: (run) => later.push(run),
+        });
+        sender.change(['w']);
+        now = 5; sender.change([]);
+        now = 9; sender.change(['d']);
+        now = 12; sender.change([]);
+        now = 40; later.forEach((run) => run());
+        return sent;""",
+    )
+    assert sent == [["w"], ["", "d", ""]]
+
+
+def test_what_counts_is_the_union_of_all_sources(modules: WatchedPage) -> None:
+    seen = run(
+        modules,
+        "controls.js",
+        """const seen = []; const held = new m.HeldActions((actions) => seen.push(actions.join('')));
+        held.hold('keyboard', ['w']); held.hold('pointer 1', ['w', 'l']); held.hold('keyboard', []);
+        held.hold('pointer 1', ['l', 'w']); held.releaseAll();
+        return seen;""",
+    )
+    assert seen == ["w", "wl", ""]
+
+
+def test_a_gamepad_moves_with_the_left_stick_and_looks_with_the_right(modules: WatchedPage) -> None:
+    body = "return m.gamepadActions({axes: [0.1, -0.9, 0.7, 0.2], buttons: []})"
+    assert run(modules, "controls.js", body) == ["w", "l"]
+
+
+def test_the_frame_that_shows_an_event_is_found(modules: WatchedPage) -> None:
+    shown = run(
+        modules,
+        "applied.js",
+        """const tracker = new m.AppliedTracker();
+        tracker.sent(5, [{actions: ['w'], client_ts_ms: 10}, {actions: [], client_ts_ms: 11}]);
+        const {held, landings} = tracker.chunk({chunk_index: 3, applied: [{event_id: 5, latent_frame: 1}]});
+        return {at: [0, 3, 4, 7, 8, 11].map((frame) => m.actionsAt(held, frame).join('')), landings,
+                opening: [0, 1, 2].map((latent) => m.firstMediaFrame(latent, true))};""",
+    )
+    assert shown["at"] == ["", "", "w", "w", "", ""]
+    assert shown["landings"] == [{"eventId": 5, "atFrame": 4, "pressedMs": 10}]
+    assert shown["opening"] == [0, 1, 5]
+
+
+def test_reports_wait_while_chunks_come_early_and_hurry_when_they_come_late(modules: WatchedPage) -> None:
+    delays = run(
+        modules,
+        "pacing.js",
+        """const delay = new m.ReportDelay(); const delays = [delay.delayMs];
+        for (let chunk = 0; chunk < 20; chunk += 1) delay.arrived(1.3 - delay.delayMs / 1000, 1);
+        delays.push(delay.delayMs); delay.arrived(0.1, 1); delays.push(delay.delayMs);
+        for (let chunk = 0; chunk < 20; chunk += 1) delay.arrived(0, 1);
+        return [...delays, delay.delayMs];""",
+    )
+    assert delays[0] == delays[3] == 0
+    assert 700 < delays[1] < 950
+    assert delays[2] == pytest.approx(delays[1] - 300)
+
+
+def test_percentiles_are_nearest_rank(modules: WatchedPage) -> None:
+    body = "return [m.percentile([], 0.5), m.percentile([3, 1, 2], 0.5), m.percentile([1, 2, 3, 4], 0.95)]"
+    assert run(modules, "hud.js", body) == [None, 2, 4]

@@ -1,0 +1,129 @@
+"""The page against the real server and the embedded demo world."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser
+
+from tests.support.browser_chromium import WatchedPage, difference
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
+
+READY_WITHIN_S = 180.0
+
+
+@pytest.fixture(scope="module")
+def demo_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of `worldserve demo`, ready."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = "import sys; from server.cli import main; sys.exit(main())"
+    log = tmp_path_factory.mktemp("demo") / "server.log"
+    with log.open("wb") as output:
+        server = subprocess.Popen(
+            [sys.executable, "-c", command, "demo", "--no-browser", "--port", str(port)],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        )
+    url = f"http://127.0.0.1:{port}/"
+    try:
+        _wait_until_ready(url, server, log)
+        yield url
+    finally:
+        server.terminate()
+        server.wait(timeout=30)
+
+
+def _wait_until_ready(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + READY_WITHIN_S
+    while time.monotonic() < deadline:
+        if server.poll() is not None:
+            break
+        try:
+            with urllib.request.urlopen(f"{url}readyz", timeout=5):
+                return
+        except urllib.error.HTTPError as error:
+            error.close()
+        except OSError:
+            pass
+        time.sleep(0.2)
+    raise AssertionError(f"the demo server did not become ready:\n{log.read_text()}")
+
+
+@pytest.fixture
+def world(browser: Browser, demo_url: str) -> Iterator[WatchedPage]:
+    """A page with a running world; it must not have complained in the end."""
+    page = WatchedPage(browser, demo_url)
+    page.page.set_default_timeout(60_000)
+    page.begin()
+    yield page
+    page.read("app.leave()")
+    complaints = list(page.complaints)
+    page.close()
+    assert complaints == []
+
+
+def test_a_world_opens_and_plays(world: WatchedPage, tmp_path: Path) -> None:
+    world.wait("app.world.shown.chunkIndex >= 2")
+    assert world.read("document.querySelector('video').currentTime") > 1.75
+    assert world.read("app.player.presentedFrames") > 12
+    assert len({tuple(world.picture()[at : at + 3]) for at in range(0, 1920, 3)}) > 50
+    assert "tiny preview model" in world.page.inner_text("#notice")
+    assert world.page.screenshot(path=tmp_path / "page.png")
+
+
+def _picture_after(world: WatchedPage, key: str) -> list[int]:
+    """Start over, hold a key from the first picture on, and return the picture when it has acted for a chunk."""
+    run = world.read("app.world.shown.run")
+    world.page.keyboard.press("r")
+    world.wait("app.world.shown.run === argument + 1", run)
+    world.page.keyboard.down(key)
+    world.page.wait_for_selector(f"[data-action={key}].applied")
+    acted = world.read("app.world.shown.chunkIndex")
+    world.wait("app.world.shown.chunkIndex > argument", acted)
+    picture = world.picture()
+    world.page.keyboard.up(key)
+    return picture
+
+
+def test_walking_and_turning_lead_to_different_pictures(world: WatchedPage) -> None:
+    forward, turned, again = (_picture_after(world, key) for key in "wjw")
+    assert difference(forward, turned) > 2 * difference(forward, again)
+    assert difference(forward, turned) > 5
+
+
+def test_a_new_prompt_changes_the_picture(world: WatchedPage) -> None:
+    world.wait("app.world.shown.chunkIndex >= 1")
+    day = world.picture()
+    world.page.click("#prompts >> text=the town in night")
+    world.page.wait_for_selector(".field.pending")
+    world.page.wait_for_selector(".field:not(.pending)")
+    applied = world.read("app.world.shown.chunkIndex")
+    world.wait("app.world.shown.chunkIndex > argument + 3", applied)
+    night = world.picture()
+    assert sum(night) < 0.8 * sum(day)
+
+
+def test_a_reload_goes_on_with_the_same_session(world: WatchedPage) -> None:
+    world.wait("app.world.shown.chunkIndex >= 1")
+    before = world.read("({...app.world.bookmark, epoch: app.world.epoch})")
+    world.page.reload()
+    world.page.wait_for_selector("body.has-picture[data-view=world]")
+    after = world.read("({...app.world.bookmark, epoch: app.world.epoch})")
+    assert after["sessionId"] == before["sessionId"]
+    assert after["epoch"] == before["epoch"] + 1
+    assert after["shownChunk"] >= before["shownChunk"]
+    world.page.keyboard.down("l")
+    world.page.wait_for_selector("[data-action=l].applied")
+    assert world.read("app.world.bookmark.nextEventId") > before["nextEventId"]

@@ -1,0 +1,84 @@
+"""A Chromium for the browser tests, and a page that remembers what it must not have done."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+from playwright.sync_api import Browser, Page, sync_playwright
+
+EXECUTABLE = "/usr/bin/chromium"
+ARGUMENTS = [
+    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    "--autoplay-policy=no-user-gesture-required",
+]  # fmt: skip
+
+PICTURE = """() => {
+  const canvas = new OffscreenCanvas(32, 20);
+  const context = canvas.getContext('2d');
+  context.drawImage(document.querySelector('video'), 0, 0, 32, 20);
+  return [...context.getImageData(0, 0, 32, 20).data].filter((_, index) => index % 4 !== 3);
+}"""
+"""Colours of the frame on screen, 32 x 20 pixels, RGB."""
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=EXECUTABLE, args=ARGUMENTS, headless=True)
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+class WatchedPage:
+    """A page of one origin. `complaints` has every console error, uncaught exception and request to elsewhere."""
+
+    def __init__(self, browser: Browser, url: str, **context: Any) -> None:
+        self.context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **context})
+        self.page: Page = self.context.new_page()
+        self.page.set_default_timeout(20_000)
+        self.complaints: list[str] = []
+        self._url = url
+        self.page.on("console", self._console)
+        self.page.on("pageerror", lambda error: self.complaints.append(f"uncaught: {error}"))
+        self.page.on("request", lambda request: self._requested(request.url))
+        self.page.on("websocket", lambda socket: self._requested(socket.url))
+        self.page.goto(url)
+
+    def _console(self, message: Any) -> None:
+        if message.type in ("error", "warning"):
+            self.complaints.append(f"console: {message.text}")
+
+    def _requested(self, url: str) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("blob", "data") and parts.netloc != urlsplit(self._url).netloc:
+            self.complaints.append(f"request to elsewhere: {url}")
+
+    def begin(self) -> None:
+        """Start the world that is chosen at first, and wait for its first picture."""
+        self.page.click("#begin")
+        self.page.wait_for_selector("body.has-picture[data-view=world]")
+
+    def wait(self, condition: str, argument: object = None) -> None:
+        """Wait until a JavaScript expression over `app`, the page's object, and `argument` is true."""
+        self.page.wait_for_function(f"(argument) => ((app) => {condition})(window.worldserve)", arg=argument)
+
+    def read(self, expression: str) -> Any:
+        return self.page.evaluate(f"((app) => {expression})(window.worldserve)")
+
+    def picture(self) -> list[int]:
+        colours: list[int] = self.page.evaluate(PICTURE)
+        return colours
+
+    def close(self) -> None:
+        self.context.close()
+
+
+def difference(one: list[int], other: list[int]) -> float:
+    """Mean absolute difference of two pictures, 0 to 255."""
+    return sum(abs(a - b) for a, b in zip(one, other, strict=True)) / len(one)
