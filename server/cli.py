@@ -1,0 +1,158 @@
+"""The command line: arguments -> configuration -> a verb. Errors are one sentence and an exit code.
+
+Exit codes: 0 done, 1 the work failed, 2 the call or the configuration is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from server.config import ConfigError, ServerConfig, bundled_config, load_config, settable_keys
+from worldmodel.errors import WorldModelError
+
+PACKAGES = ("server", "worldmodel", "kvcache", "offload", "clients")
+
+ALIASES = {"host": "server.host", "port": "server.port", "device": "worker.device"}
+"""Short flags for the settings that are set most."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb and return the exit code."""
+    arguments = _parser().parse_args(argv)
+    try:
+        check_package_origin()
+        run = {"demo": _demo, "serve": _serve, "generate": _generate}[arguments.verb]
+        run(arguments)
+    except ConfigError as error:
+        return _fail(str(error), 2)
+    except WorldModelError as error:
+        return _fail(error.message, 1)
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def check_package_origin() -> None:
+    """Stop if our five packages do not come from one place: their names are generic, and strangers exist.
+
+    Raises `ConfigError`.
+    """
+    parents = {}
+    for name in PACKAGES:
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:
+            raise ConfigError(f"the package {name!r} of worldserve is not installed")
+        parents[name] = Path(spec.origin).resolve().parent.parent
+    if len(set(parents.values())) > 1:
+        found = ", ".join(f"{name} from {parent}" for name, parent in parents.items())
+        raise ConfigError(f"worldserve's packages come from different places; use an environment of its own ({found})")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="worldserve", description="A realtime server for interactive neural world models."
+    )
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    demo = verbs.add_parser("demo", help="serve the embedded demo world and open a browser")
+    demo.add_argument("--no-browser", action="store_true", help="do not open a browser")
+    serve = verbs.add_parser("serve", help="serve a model")
+    serve.add_argument("config", type=Path, metavar="CONFIG", help="a TOML file, for example configs/demo.toml")
+    generate = verbs.add_parser("generate", help="make a video from a start image, a prompt and a key script")
+    _add_generate_arguments(generate)
+    for verb in (demo, serve, generate):
+        _add_settings(verb)
+    return parser
+
+
+def _add_generate_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", type=Path, help="a TOML file (default: the embedded demo world)")
+    parser.add_argument("--image", required=True, help="a start image: a file, or a name the configuration offers")
+    parser.add_argument("--prompt", help="what the world is (default: the prompt of the named start image)")
+    parser.add_argument("--keys", default="", help='keys per latent frame, for example "w*6 wl*3 -*3"')
+    parser.add_argument("--frames", type=int, required=True, help="media frames: 9 + 12 k for chunks of 3")
+    parser.add_argument("--seed", type=int, default=0, help="noise seed (default 0)")
+    parser.add_argument("--out", type=Path, required=True, help="the mp4 to write")
+    parser.add_argument("--latents", type=Path, help="also write the latents as safetensors")
+
+
+def _add_settings(parser: argparse.ArgumentParser) -> None:
+    """Add a flag for every setting of the configuration, as `--section.key VALUE`."""
+    short = parser.add_argument_group("settings")
+    for alias, key in ALIASES.items():
+        short.add_argument(f"--{alias}", dest=f"set:{key}", metavar=alias.upper(), help=f"same as --{key}")
+    every = parser.add_argument_group("all settings (also keys of the file, and WORLDSERVE_SECTION_KEY)")
+    for key in settable_keys():
+        every.add_argument(f"--{key.replace('_', '-')}", dest=f"set:{key}", metavar="VALUE", help=argparse.SUPPRESS)
+    every.add_argument("--list-settings", action=_ListSettings, nargs=0, help="list all settings and exit")
+
+
+class _ListSettings(argparse.Action):
+    """Print every setting and leave."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        for key in settable_keys():
+            print(f"--{key.replace('_', '-')}")
+        parser.exit(0)
+
+
+def _load(arguments: argparse.Namespace, path: Path) -> ServerConfig:
+    flags = {
+        name.removeprefix("set:"): value
+        for name, value in vars(arguments).items()
+        if name.startswith("set:") and value is not None
+    }
+    return load_config(path, flags=flags)
+
+
+def _demo(arguments: argparse.Namespace) -> None:
+    _run_server(_load(arguments, bundled_config("demo")), open_browser=not arguments.no_browser)
+
+
+def _serve(arguments: argparse.Namespace) -> None:
+    _run_server(_load(arguments, arguments.config), open_browser=False)
+
+
+def _generate(arguments: argparse.Namespace) -> None:
+    _require_extras()
+    from server.generate_verb import ClipRequest, make_clip
+
+    config = _load(arguments, arguments.config or bundled_config("demo"))
+    request = ClipRequest(
+        image=arguments.image,
+        prompt=arguments.prompt,
+        keys=arguments.keys,
+        num_media_frames=arguments.frames,
+        seed=arguments.seed,
+        out=arguments.out,
+        latents=arguments.latents,
+    )
+    make_clip(config, request)
+
+
+def _run_server(config: ServerConfig, *, open_browser: bool) -> None:
+    # The web stack takes a second to import, so `worldserve --help` does without.
+    from server.serving import ServeError, serve
+
+    _require_extras()
+    try:
+        serve(config, open_browser=open_browser)
+    except ServeError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _require_extras() -> None:
+    """Stop with the install command if the parts beyond the base package are missing. Raises `ConfigError`."""
+    missing = [
+        name for name in ("av", "torch", "transformers", "safetensors") if importlib.util.find_spec(name) is None
+    ]
+    if missing:
+        raise ConfigError(f"missing {', '.join(missing)}; install the extra parts: pip install 'worldserve[demo]'")
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"worldserve: {message}", file=sys.stderr)
+    return code

@@ -1,0 +1,81 @@
+"""The command line: one sentence and an exit code for what is wrong, settings from everywhere."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from server import cli
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    code = cli.main(arguments)
+    return code, capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("serve", "absent.toml"), "absent.toml: No such file"),
+        (("demo", "--port", "x"), "--server.port: expected int, got 'x'"),
+        (("demo", "--port", "70000"), "server.port: expected 0 to 65535, got 70000"),
+        (("demo", "--media.crf", "0"), "media.crf: expected 1 to 51, got 0"),
+        (
+            ("generate", "--image", "nowhere.png", "--frames", "9", "--out", "x.mp4"),
+            "--image: 'nowhere.png' is no start image (day, night, snow, desert, sunset) and no file: No such file",
+        ),
+        (
+            ("generate", "--image", "day", "--keys", "w*2 x", "--frames", "9", "--out", "x.mp4"),
+            "key script, column 5: unknown key 'x'",
+        ),
+        (
+            ("generate", "--image", "day", "--seed", "-1", "--frames", "9", "--out", "x.mp4"),
+            "--seed: expected a number from 0, got -1",
+        ),
+        (
+            ("generate", "--image", "day", "--frames", "9", "--out", "no/such/folder/x.mp4"),
+            "the folder no/such/folder does not exist",
+        ),
+    ],
+)
+def test_wrong_call_is_one_sentence_and_exit_code_2(capsys, arguments: tuple[str, ...], message: str):
+    code, text = run(capsys, *arguments)
+    assert code == 2
+    assert text.startswith("worldserve: ")
+    assert message in text
+    assert text.count("\n") == 1
+
+
+def test_image_file_needs_a_prompt(capsys, tmp_path: Path):
+    image = Path(cli.bundled_config("demo")).parents[1] / "worldmodel/data/demo_world/examples/day.png"
+    code, text = run(capsys, "generate", "--image", str(image), "--frames", "9", "--out", str(tmp_path / "x.mp4"))
+    assert (code, "--prompt: expected a text" in text) == (2, True)
+
+
+def test_damaged_image_is_named(capsys, tmp_path: Path):
+    image = tmp_path / "damaged.png"
+    image.write_bytes(b"\x89PNG\r\n\x1a\nnot a picture")
+    code, text = run(
+        capsys, "generate", "--image", str(image), "--prompt", "x", "--frames", "9", "--out", str(tmp_path / "x.mp4")
+    )
+    assert (code, "--image: the image" in text) == (2, True)
+
+
+def test_every_setting_is_a_flag(capsys):
+    with pytest.raises(SystemExit) as left:
+        cli.main(["demo", "--list-settings"])
+    assert left.value.code == 0
+    assert "--session.lead-chunks" in capsys.readouterr().out.splitlines()
+
+
+def test_packages_of_a_stranger_stop_the_start(capsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "offload").mkdir()
+    (tmp_path / "offload" / "__init__.py").touch()
+    monkeypatch.delitem(sys.modules, "offload", raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    code, text = run(capsys, "demo")
+    assert code == 2
+    assert "come from different places" in text
+    assert str(tmp_path) in text
