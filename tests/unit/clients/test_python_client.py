@@ -16,6 +16,7 @@ import av
 import numpy as np
 import pytest
 
+from clients.examples import write_mp4
 from clients.python import (
     Applied,
     BadServerMessage,
@@ -485,6 +486,15 @@ async def test_an_mp4_holds_all_frames_also_across_a_resume(
     with av.open(tmp_path / "walk.mp4") as container:
         times = [frame.time for frame in container.decode(video=0)]
     assert times == pytest.approx([index / FPS for index in range(FIRST_FRAMES + 3 * FRAMES)])
+
+
+async def test_the_example_writes_what_it_says(
+    server: StandinServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await write_mp4.main(server.url, str(tmp_path / "walk.mp4"))
+    assert "8 chunks" in capsys.readouterr().out
+    with av.open(tmp_path / "walk.mp4") as container:
+        assert sum(1 for _ in container.decode(video=0)) == FIRST_FRAMES + 7 * FRAMES
 
 
 async def test_other_formats_are_not_written_to_mp4(connect: Any, tmp_path: Path) -> None:
