@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from server.config import MediaSection
+from server.config import ConfigError, MediaSection
 from server.media import h264
 from server.media.encoder import EncoderFailed, H264Encoder
 from tests.support.media_chunks import yuv_chunk
@@ -80,8 +80,9 @@ def test_names_the_settings_that_libx264_refuses() -> None:
 
 def test_never_uses_a_profile_that_browsers_do_not_play() -> None:
     assert encoder(MediaSection(crf=1)).parameter_sets.codec.startswith("avc1.64")
-    with pytest.raises(ValueError, match="crf 0"):
-        encoder(MediaSection(crf=0))
+    # crf 0 is lossless, a profile of its own.
+    with pytest.raises(ConfigError, match="media.crf: expected 1 to 51, got 0"):
+        MediaSection(crf=0)
 
 
 def test_a_refused_chunk_leaves_the_encoder_usable() -> None:
