@@ -37,7 +37,7 @@ class App {
       video: byId('video'),
       still: byId('still'),
       onFrame: (shown) => this.onFrame(shown),
-      onArrival: (slackS, chunkS) => this.world.reportDelay.arrived(slackS, chunkS),
+      onArrival: (arrival) => this.world.arrived(arrival),
       onError: (error) => this.onPlayerError(error),
     });
     this.connection = new Connection({

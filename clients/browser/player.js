@@ -19,6 +19,12 @@
  * @property {number} frame          Media frame inside the chunk.
  * @property {boolean} isFirstOfChunk  First report of this chunk.
  * @property {number} shownMs        `performance.now()` clock.
+ *
+ * @typedef {object} Arrival
+ * @property {Uint8Array} bytes
+ * @property {import('./protocol.js').ChunkHeader} header
+ * @property {number | null} slackS  Media that was left to show; null for the first chunk of a media source.
+ * @property {number} chunkS         Length of the chunk.
  */
 
 const KEEP_BEHIND_S = 10;
@@ -40,7 +46,7 @@ export class Player {
    * @param {HTMLVideoElement} options.video
    * @param {HTMLCanvasElement} options.still   Lies over the video; shows the last frame while the source is replaced.
    * @param {(shown: ShownFrame) => void} options.onFrame
-   * @param {(slackS: number, chunkS: number) => void} options.onArrival  Media left when a chunk arrived, and its length.
+   * @param {(arrival: Arrival) => void} options.onArrival  The browser took a chunk.
    * @param {(error: Error) => void} options.onError
    */
   constructor({ video, still, onFrame, onArrival, onError }) {
@@ -94,7 +100,7 @@ export class Player {
 
   /** @param {Uint8Array} bytes */
   appendInit(bytes) {
-    this._jobs.push({ kind: 'append', bytes, header: null });
+    this._jobs.push({ kind: 'append', bytes, header: null, jump: false });
     this._work();
   }
 
@@ -203,7 +209,7 @@ export class Player {
         if (job.endS > 0) buffer.remove(0, job.endS);
         break;
       case 'placed':
-        this._placed(job.header, job.jump);
+        this._placed(job.bytes, job.header, job.jump);
         break;
       case 'append':
         try {
@@ -212,7 +218,7 @@ export class Player {
           if (!(error instanceof DOMException) || error.name !== 'QuotaExceededError') throw error;
           return this._makeRoom(buffer);
         }
-        if (job.header !== null) this._jobs.splice(1, 0, { kind: 'placed', header: job.header, jump: job.jump ?? false });
+        if (job.header !== null) this._jobs.splice(1, 0, { ...job, kind: 'placed', header: job.header });
         break;
     }
     this._jobs.shift();
@@ -231,10 +237,11 @@ export class Player {
 
   /**
    * A chunk is in the buffer: note its place, start or steady playback, drop what is long past.
+   * @param {Uint8Array} bytes
    * @param {import('./protocol.js').ChunkHeader} header
    * @param {boolean} jump
    */
-  _placed(header, jump) {
+  _placed(bytes, header, jump) {
     const startS = this._offsetS + header.pts / header.timescale;
     const endS = this._bufferedEnd() ?? startS;
     const chunkIndex = /** @type {number} */ (header.chunk_index);
@@ -243,10 +250,9 @@ export class Player {
     const isFirst = this.segments.length === 0;
     this.segments.push({ epoch, run, chunkIndex, startS, endS, numFrames });
     if (jump && startS > video.currentTime) video.currentTime = startS;
-    if (!isFirst) {
-      this._steady(startS - video.currentTime, endS - startS);
-      this._onArrival(startS - video.currentTime, endS - startS);
-    }
+    const slackS = isFirst ? null : startS - video.currentTime;
+    if (slackS !== null) this._steady(slackS, endS - startS);
+    this._onArrival({ bytes, header, slackS, chunkS: endS - startS });
     if (!this._isHeld) this._play();
     const keepFromS = video.currentTime - KEEP_BEHIND_S;
     const oldest = this._buffer?.buffered;
@@ -347,8 +353,8 @@ export class Player {
 }
 
 /**
- * @typedef {{kind: 'append', bytes: Uint8Array, header: import('./protocol.js').ChunkHeader | null, jump?: boolean}
- *   | {kind: 'placed', header: import('./protocol.js').ChunkHeader, jump: boolean}
+ * @typedef {{kind: 'append', bytes: Uint8Array, header: import('./protocol.js').ChunkHeader | null, jump: boolean}
+ *   | {kind: 'placed', bytes: Uint8Array, header: import('./protocol.js').ChunkHeader, jump: boolean}
  *   | {kind: 'remove', endS: number}
  *   | {kind: 'rebase'}} Job
  */

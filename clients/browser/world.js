@@ -162,11 +162,16 @@ export class World {
     for (const { event_id: eventId } of header.applied) this._promptEvents.delete(eventId);
     this._view.onPrompt();
     this._hud.chunk(header.timings_ms);
-    this.recorder.fragment(payload, (header.num_frames * header.timescale) / this.session.fps);
     this._player.appendChunk(payload, header, isNewRun);
   }
 
   // ---------------------------------------------------------------- from the player
+
+  /** @param {import('./player.js').Arrival} arrival */
+  arrived({ bytes, header, slackS, chunkS }) {
+    if (slackS !== null) this.reportDelay.arrived(slackS, chunkS);
+    if (this.session !== null) this.recorder.fragment(bytes, (header.num_frames * header.timescale) / this.session.fps);
+  }
 
   /** @param {import('./player.js').ShownFrame} shown */
   frameShown({ segment, frame, isFirstOfChunk, shownMs }) {

