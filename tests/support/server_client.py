@@ -8,7 +8,7 @@ import io
 import json
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -60,19 +60,20 @@ Received = dict[str, Any] | Chunk
 
 
 class WorldSocket:
-    """Sends dicts, receives dicts and chunks; keeps all chunks of the epoch."""
+    """Sends dicts, receives dicts and chunks, and keeps them. With `viewer` every chunk is reported as shown."""
 
-    def __init__(self, connection: ClientConnection) -> None:
+    def __init__(self, connection: ClientConnection, *, viewer: bool) -> None:
         self.connection = connection
+        self.viewer = viewer
         self.started: dict[str, Any] = {}
         self.chunks: list[Chunk] = []
         self.messages: list[dict[str, Any]] = []
 
     @classmethod
-    async def open(cls, url: str, **options: Any) -> Self:
+    async def open(cls, url: str, *, viewer: bool = True, **options: Any) -> Self:
         """Connect; `url` is the server's http URL."""
         world = url.replace("http://", "ws://") + "v1/world"
-        return cls(await connect(world, max_size=None, proxy=None, compression=None, **options))
+        return cls(await connect(world, max_size=None, proxy=None, compression=None, **options), viewer=viewer)
 
     async def send(self, type: str, **fields: Any) -> None:
         await self.connection.send(json.dumps({"type": type, **fields}))
@@ -95,6 +96,8 @@ class WorldSocket:
             header, payload = unpack_chunk(frame)
             chunk = Chunk(header=header, payload=bytes(payload))
             self.chunks.append(chunk)
+            if self.viewer and header.kind == "media":
+                await self.report(header)
             return chunk
         message: dict[str, Any] = json.loads(frame)
         self.messages.append(message)
@@ -113,24 +116,24 @@ class WorldSocket:
     async def error(self, **fields: Any) -> dict[str, Any]:
         return await self.expect("error", **fields)
 
-    async def media(self, *, shown: bool = True) -> Chunk:
-        """Receive the next media chunk; `shown` reports it as being played."""
+    async def media(self) -> Chunk:
+        """Receive the next media chunk."""
         while True:
             message = await self.receive()
             if isinstance(message, Chunk) and message.header.kind == "media":
-                if shown:
-                    await self.report(message.header)
                 return message
             assert isinstance(message, Chunk) or message["type"] != "error", message
 
     async def report(self, header: ChunkHeader, *, buffered_ms: float = 100.0) -> None:
-        await self.send(
-            "playback",
-            epoch=header.epoch,
-            run=header.run,
-            chunk_index=header.chunk_index,
-            buffered_ms=buffered_ms,
-        )
+        # A socket that is closing is found out by the next receive.
+        with suppress(ConnectionClosed):
+            await self.send(
+                "playback",
+                epoch=header.epoch,
+                run=header.run,
+                chunk_index=header.chunk_index,
+                buffered_ms=buffered_ms,
+            )
 
     async def closed(self) -> int:
         """Receive until the server closes; returns the close code."""
@@ -160,7 +163,6 @@ async def running(app: FastAPI, config: ServerConfig) -> AsyncIterator[str]:
     """Serve an application in this event loop and give its URL."""
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn_config(app, config))
-    server.config.log_config = None
     started = asyncio.Event()
     startup = server.startup
 

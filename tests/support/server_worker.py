@@ -1,6 +1,6 @@
 """A scripted `Worker` for tests: answers at once, or when the test says so, or with the failure asked for.
 
-Media is a real YUV chunk, so that the real encoders run.
+Media is real pixels, so that the real encoders run.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from server.worker_client import CommittedTick, WorkerStatus
 from tests.support.media_chunks import part_of, yuv_chunk
@@ -68,6 +70,7 @@ class WorkerSession:
     prompt: str
     seed: int
     image_bytes: int
+    output: MediaFormat
     next_chunk_index: int = 0
     num_resets: int = 0
     ticks: list[Tick] = field(default_factory=list)
@@ -176,7 +179,7 @@ class ScriptedWorker:
         assert message.session_id not in self.sessions, "opened twice"
         assert len(image) == message.image.width * message.image.height * 3
         self.sessions[message.session_id] = WorkerSession(
-            prompt=message.prompt, seed=message.seed, image_bytes=len(image)
+            prompt=message.prompt, seed=message.seed, image_bytes=len(image), output=message.outputs[0]
         )
         return SessionOpened(request_id=message.request_id, session_id=message.session_id, memory=self._memory())
 
@@ -231,10 +234,13 @@ class ScriptedWorker:
 
     def _media(self, message: Tick, num_frames: int) -> tuple[ChunkMedia, memoryview]:
         info = self.loaded_info
-        frames = yuv_chunk(
-            width=info.width, height=info.height, num_frames=num_frames, first_frame=12 * message.chunk_index
-        )
-        parts, payload = part_of(frames, MediaFormat.YUV420)
+        if self.sessions[message.session_id].output is MediaFormat.RGB24:
+            parts, payload = part_of(np.zeros((num_frames, info.height, info.width, 3), np.uint8), MediaFormat.RGB24)
+        else:
+            frames = yuv_chunk(
+                width=info.width, height=info.height, num_frames=num_frames, first_frame=12 * message.chunk_index
+            )
+            parts, payload = part_of(frames, MediaFormat.YUV420)
         chunk = ChunkMedia(
             request_id=message.request_id,
             session_id=message.session_id,

@@ -1,0 +1,196 @@
+"""The embedded demo world, served by the real command over real sockets: exact numbers, and pictures that obey.
+
+One server and one further worker for all tests. Latents are compared bit by bit with the same chunks made alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import av
+import numpy as np
+import numpy.typing as npt
+import pytest
+import pytest_asyncio
+from safetensors.numpy import load_file
+
+from benchmarks.demo_process import DemoProcess, demo_process
+from server.app import start_message
+from server.worker_client import Worker, WorkerClient, WorkerPolicy
+from tests.support.demo_server import Start, Watched, demo_config, solo_latents
+
+pytestmark = [
+    pytest.mark.timeout(240),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+
+DAY = Start(image="day", prompt="a small town, day", seed=11)
+NIGHT_PROMPT = "the town in night"
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DemoProcess]:
+    log = tmp_path_factory.mktemp("demo") / "server.log"
+    with demo_process(log, "--session.allow-latents", "true") as process:
+        yield process
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def worker() -> AsyncIterator[Worker]:
+    """A worker that no server shares, set up as the demo's."""
+    config = demo_config()
+    client = WorkerClient(start_message(config), WorkerPolicy.from_config(config))
+    await client.start()
+    try:
+        await client.wait_ready()
+        yield client
+    finally:
+        await client.stop()
+
+
+# ---------------------------------------------------------------- exact numbers
+
+
+async def test_served_latents_are_those_of_generate_bit_by_bit(demo: DemoProcess, worker: Worker) -> None:
+    async with DAY.client(demo.world_url, format="latent", pacing="free") as world:
+        watched = Watched(start=DAY, world=world)
+        receipts = [await watched.hold("w")]
+        await watched.take(2)
+        tap = {"mode": "state", "transitions": [{"actions": ["w", "j"]}, {"actions": ["w"]}]}
+        receipts.append(await watched.send(actions=tap))
+        await watched.take(1)
+        receipts.append(await watched.send(prompt=NIGHT_PROMPT))
+        while not all(receipt.applied.done() for receipt in receipts):
+            await watched.take(1)
+        await watched.take(1)
+    applied = [(await receipt.applied).chunk_index for receipt in receipts]
+    assert applied == sorted(applied)
+    assert applied[-1] > applied[0]
+    assert np.array_equal(watched.latents(), await solo_latents(worker, watched))
+
+
+async def test_served_latents_are_those_of_the_command(demo: DemoProcess, tmp_path: Path) -> None:
+    """Pause and reset put the events before the first chunk, where the command has its script."""
+    latents = tmp_path / "latents.safetensors"
+    command = await asyncio.create_subprocess_exec(
+        Path(sys.executable).with_name("worldserve"),
+        *("generate", "--image", "day", "--seed", "11", "--keys", "w*2 wl*2 i", "--frames", "21"),
+        *("--out", tmp_path / "clip.mp4", "--latents", latents),
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    async with DAY.client(demo.world_url, format="latent", pacing="free") as world:
+        watched = Watched(start=DAY, world=world)
+        await world.pause()
+        await world.reset(prompt=DAY.prompt)
+        await watched.send(actions={"mode": "script", "frames": [["w"], ["w"], ["w", "l"], ["w", "l"], ["i"]]})
+        await world.unpause()
+        while not watched.chunks or watched.chunks[-1].run != 1 or watched.chunks[-1].chunk_index != 1:
+            await watched.take(1)
+    served = np.concatenate([chunk.latents() for chunk in watched.chunks if chunk.run == 1], axis=1)
+    assert await command.wait() == 0
+    assert np.array_equal(served, load_file(latents)["latents"])
+
+
+async def test_four_interleaved_sessions_are_each_what_they_are_alone(demo: DemoProcess, worker: Worker) -> None:
+    starts = (
+        DAY,
+        Start(image="snow", prompt="a snowy town", seed=12),
+        Start(image="desert", prompt="walking through a desert town", seed=11),
+        Start(image="day", prompt=DAY.prompt, seed=13),
+    )
+    keys = (("w",), ("j",), ("s", "l"), ("w", "a"))
+    order: list[int] = []
+
+    async def play(number: int) -> Watched:
+        async with starts[number].client(demo.world_url, format="latent", pacing="free") as world:
+            watched = Watched(start=starts[number], world=world)
+            await all_started.wait()
+            await watched.hold(*keys[number])
+            for _ in range(3):
+                await watched.take(1)
+                order.append(number)
+            if number == 1:
+                await watched.send(prompt=NIGHT_PROMPT)
+                await watched.take(2)
+        return watched
+
+    all_started = asyncio.Barrier(len(starts))
+    sessions = await asyncio.gather(*(play(number) for number in range(len(starts))))
+    assert set(order[:-3]) == {0, 1, 2, 3}, "the sessions took turns"
+    for watched in sessions:
+        assert np.array_equal(watched.latents(), await solo_latents(worker, watched))
+    assert not np.array_equal(sessions[0].latents()[:, :9], sessions[3].latents()[:, :9])
+
+
+async def test_a_session_goes_on_where_another_one_interrupted_it(demo: DemoProcess, worker: Worker) -> None:
+    other = Start(image="night", prompt=NIGHT_PROMPT, seed=5)
+    options = {"format": "latent", "pacing": "playback", "report_playback": False}
+    async with DAY.client(demo.world_url, **options) as a, other.client(demo.world_url, **options) as b:
+        first, second = Watched(start=DAY, world=a), Watched(start=other, world=b)
+        await first.hold("w", "j")
+        # Nobody reports what is shown, so each session makes chunks 0 and 1 and waits.
+        await first.take(2)
+        await second.take(2)
+        await a.report_shown(first.chunks[-1])
+        await first.take(2)
+    assert [chunk.chunk_index for chunk in first.chunks] == [0, 1, 2, 3]
+    assert np.array_equal(first.latents(), await solo_latents(worker, first))
+
+
+# ---------------------------------------------------------------- pictures
+
+
+async def _film(demo: DemoProcess, *keys: str, prompt: str = DAY.prompt, num_chunks: int = 3) -> Watched:
+    """Watch a day that starts with keys held, as fMP4."""
+    start = Start(image=DAY.image, prompt=prompt, seed=DAY.seed)
+    async with start.client(demo.world_url, pacing="free") as world:
+        watched = Watched(start=start, world=world)
+        await watched.hold(*keys)
+        await watched.take(num_chunks)
+    return watched
+
+
+def _pictures(watched: Watched) -> npt.NDArray[np.float64]:
+    return np.concatenate([chunk.frames() for chunk in watched.chunks]).astype(np.float64)
+
+
+def _camera(watched: Watched) -> npt.NDArray[np.float64]:
+    """Return the camera-to-world pose after each chunk, [chunks, 4, 4]."""
+    return np.array([chunk.header.pose for chunk in watched.chunks]).reshape(-1, 4, 4)
+
+
+async def test_the_video_and_the_pose_follow_the_keys(demo: DemoProcess) -> None:
+    forward, left = await _film(demo, "w"), await _film(demo, "j")
+    for watched in (forward, left):
+        assert [chunk.header.num_frames for chunk in watched.chunks] == [9, 12, 12]
+        stream = watched.chunks[0].init + b"".join(chunk.payload for chunk in watched.chunks)
+        with av.open(io.BytesIO(stream), format="mp4") as video:
+            assert sum(1 for _ in video.decode(video=0)) == 33
+    walked, turned = _camera(forward), _camera(left)
+    # OpenCV axes: z forward, x right. W moves along z without turning; J turns to the left on the spot.
+    assert np.all(np.diff(walked[:, 2, 3]) > 0)
+    assert np.allclose(walked[:, :3, :3], np.eye(3))
+    assert np.all(np.diff(turned[:, 0, 2]) < 0)
+    assert np.allclose(turned[:, :3, 3], 0)
+    last = slice(-12, None)
+    assert np.abs(_pictures(forward)[last] - _pictures(left)[last]).mean() > 10
+
+
+async def test_a_new_prompt_changes_the_picture(demo: DemoProcess) -> None:
+    async with DAY.client(demo.world_url, pacing="free") as world:
+        watched = Watched(start=DAY, world=world)
+        await watched.take(1)
+        receipt = await watched.send(prompt=NIGHT_PROMPT)
+        while not receipt.applied.done():
+            await watched.take(1)
+        applied = await receipt.applied
+        await watched.take(2)
+    pictures = _pictures(watched)
+    num_day_frames = sum(chunk.header.num_frames for chunk in watched.chunks[: applied.chunk_index])
+    day, night = pictures[num_day_frames - 1], pictures[-1]
+    assert night.mean() < 0.8 * day.mean()
