@@ -14,12 +14,13 @@ import { ServerApi } from './info.js';
 import { Player } from './player.js';
 import * as protocol from './protocol.js';
 import * as sheets from './sheets.js';
+import * as stage from './stage.js';
 import { accessToken } from './store.js';
+import { endTitle, failText, startTitle } from './words.js';
 import { World } from './world.js';
 
-const IDLE_AFTER_MS = 5000;
-const AMBIENT_EVERY_FRAMES = 3;
 const MOST_PLAYER_FAILURES = 2;
+const LINK_LOST = 'The server did not answer three times. Your world waits there for a short while.';
 
 /** Errors that concern one message only and need no sheet. */
 const QUIET_ERRORS = new Set(['duplicate', 'stale']);
@@ -30,9 +31,8 @@ class App {
     this.api = new ServerApi(token);
     this.isPaused = false;
     this.lastStart = /** @type {object | null} */ (null);
-    this.lastError = '';
-    this.framesSinceAmbient = 0;
     this.playerFailures = 0;
+    this.failure = /** @type {string | null} */ (null);
     this.player = new Player({
       video: byId('video'),
       still: byId('still'),
@@ -57,7 +57,7 @@ class App {
       roundTripMs: this.connection.roundTripMs,
     }));
     this.held = new HeldActions((actions) => {
-      this.lightKeys('held', actions);
+      stage.lightKeys('held', actions);
       if (this.connection.state === 'live') this.world.steer(actions);
     });
     this.world = new World({
@@ -68,7 +68,7 @@ class App {
       view: {
         onPicture: () => this.onPicture(),
         onPrompt: () => this.showPrompt(),
-        onApplied: (actions) => this.lightKeys('applied', actions),
+        onApplied: (actions) => stage.lightKeys('applied', actions),
       },
     });
     this.chooser = new Chooser({ api: this.api, onBegin: (choice) => this.begin(choice) });
@@ -78,20 +78,9 @@ class App {
   // ---------------------------------------------------------------- start
 
   async boot() {
-    sheets.showLoading(null);
     sheets.showLink('Starting', 'busy');
-    let info;
-    try {
-      info = await this.api.untilReady((progress) => {
-        if (progress?.error) throw new Error(progress.error);
-        if (!progress?.ready) sheets.showLoading(progress);
-      });
-    } catch (error) {
-      sheets.showLink('Not available', 'bad');
-      const text = error instanceof Error ? error.message : String(error);
-      sheets.showTrouble({ title: 'The model cannot be served', text, retry: { label: 'Try again', run: () => void this.boot() }, choose: null });
-      return;
-    }
+    const info = await this.untilReady();
+    if (info === null) return;
     byId('notice').textContent = info.notice;
     byId('notice').hidden = info.notice === '';
     this.chooser.offer(info.start_images);
@@ -100,6 +89,27 @@ class App {
       this.connection.begin(null);
     } else {
       this.choose();
+    }
+  }
+
+  /**
+   * Wait for the model, showing how far it is. Null: it can't be served, which the page has said then.
+   * @returns {Promise<import('./info.js').ServerInfo | null>}
+   */
+  async untilReady() {
+    try {
+      return await this.api.untilReady((info) => {
+        if (info?.error) throw new Error(info.error);
+        if (info?.ready) return;
+        sheets.showLink('Loading', 'busy');
+        sheets.showLoading(info);
+      });
+    } catch (error) {
+      sheets.showLink('Not available', 'bad');
+      const text = error instanceof Error ? error.message : String(error);
+      const retry = { label: 'Try again', run: () => void this.boot() };
+      sheets.showTrouble({ title: 'The model cannot be served', text, retry, choose: null });
+      return null;
     }
   }
 
@@ -176,7 +186,7 @@ class App {
         break;
       case 'lost':
         sheets.showLink('Link lost', 'bad');
-        this.trouble('The link is lost', detail.error?.message ?? 'The server did not answer three times. Your world waits there for a short while.', 'Reconnect');
+        this.trouble('The link is lost', detail.error?.message ?? LINK_LOST, 'Reconnect');
         break;
       case 'ended':
         this.onEnded(detail);
@@ -190,7 +200,7 @@ class App {
     const wasReload = !hadWorld && this.world.isKept;
     if (error === undefined && closeCode !== 1008) {
       this.forget();
-      this.choose();
+      void this.boot();
       return;
     }
     sheets.showLink('Not connected', 'bad');
@@ -202,7 +212,7 @@ class App {
     this.world.letGo();
     if (wasReload) {
       this.forget();
-      this.choose();
+      void this.boot();
       sheets.toast('Your last world has been closed in the meantime.');
       return;
     }
@@ -220,11 +230,11 @@ class App {
       this.forget();
       void this.boot();
     };
-    sheets.showTrouble({ title, text, retry: { label, run: () => this.tryAgain() }, choose });
+    sheets.showTrouble({ title, text, retry: { label, run: () => void this.tryAgain() }, choose });
   }
 
   /** Come back to the world if it is kept, else start the same one anew. */
-  tryAgain() {
+  async tryAgain() {
     if (this.world.isKept) {
       sheets.showWaiting('Reconnecting', 'Picking it up where you left it.', () => this.leave());
       this.connection.retry();
@@ -232,9 +242,10 @@ class App {
     }
     this.forget();
     if (this.lastStart === null) {
-      void this.boot();
+      await this.boot();
       return;
     }
+    if ((await this.untilReady()) === null) return;
     sheets.showWaiting('Opening your world', 'The first picture takes a moment.', () => this.leave());
     this.connection.begin(this.lastStart);
   }
@@ -261,7 +272,6 @@ class App {
         this.world.eventDropped(message.event_id);
         break;
       case 'error':
-        this.lastError = message.message;
         if (Number.isInteger(message.event_id)) this.world.eventDropped(message.event_id);
         if (!message.fatal && !QUIET_ERRORS.has(message.code)) sheets.toast(message.message, 'bad');
         break;
@@ -272,17 +282,27 @@ class App {
   onSessionState(message) {
     this.setPaused(message.state === 'paused');
     this.world.inRun(message.run);
-    if (message.state !== 'failed') return;
-    const run = () => {
-      this.world.reset({});
-      this.backToWorld();
-    };
+    if (message.state === 'failed') this.onFailed(message.reason);
+  }
+
+  /** @param {string | null} reason  An error code. */
+  onFailed(reason) {
+    this.failure = reason ?? this.failure;
+    sheets.showLink('Stopped', 'bad');
     sheets.showTrouble({
-      title: 'This run failed',
-      text: message.reason ?? (this.lastError || 'The model could not make the next second of this world.'),
-      retry: { label: 'Start it again', run },
+      title: 'This run has stopped',
+      text: failText(this.failure),
+      retry: { label: 'Start it again', run: () => void this.restart() },
       choose: () => this.leave(),
     });
+  }
+
+  /** Begin a new run in the session that failed, once there is a model for it. */
+  async restart() {
+    if ((await this.untilReady()) === null) return;
+    this.failure = null;
+    this.world.reset({});
+    this.backToWorld();
   }
 
   // ---------------------------------------------------------------- media
@@ -290,21 +310,13 @@ class App {
   /** @param {import('./player.js').ShownFrame} shown */
   onFrame(shown) {
     this.world.frameShown(shown);
-    this.framesSinceAmbient += 1;
-    if (this.framesSinceAmbient >= AMBIENT_EVERY_FRAMES) this.paintAmbient();
+    stage.paintAmbient();
   }
 
   onPicture() {
     this.playerFailures = 0;
     document.body.classList.add('has-picture');
     if (sheets.current() === 'waiting') this.backToWorld();
-  }
-
-  /** Let the picture's colours reach around it, from a handful of pixels. */
-  paintAmbient() {
-    this.framesSinceAmbient = 0;
-    const canvas = byId('ambient');
-    canvas.getContext('2d').drawImage(byId('video'), 0, 0, canvas.width, canvas.height);
   }
 
   /**
@@ -346,16 +358,6 @@ class App {
   }
 
   // ---------------------------------------------------------------- what the page shows
-
-  /**
-   * @param {'held' | 'applied'} kind
-   * @param {string[]} actions
-   */
-  lightKeys(kind, actions) {
-    for (const key of document.querySelectorAll('[data-action]')) {
-      key.classList.toggle(kind, actions.includes(/** @type {HTMLElement} */ (key).dataset.action ?? ''));
-    }
-  }
 
   showPrompt() {
     const { prompt, isPromptPending } = this.world;
@@ -418,7 +420,7 @@ class App {
       byId('video').focus({ preventScroll: true });
     });
     addEventListener('keydown', (event) => this.shortcut(event));
-    this.watchIdle();
+    stage.watchIdle();
   }
 
   /** @param {KeyboardEvent} event */
@@ -431,47 +433,6 @@ class App {
     if (!isPlain || !this.isSteering || (event.target instanceof HTMLElement && event.target.matches('input'))) return;
     if (event.code === 'KeyP') this.togglePause();
     if (event.code === 'KeyR') this.reset();
-  }
-
-  watchIdle() {
-    let timer = 0;
-    const stir = () => {
-      document.body.classList.remove('is-idle');
-      clearTimeout(timer);
-      timer = window.setTimeout(() => document.body.classList.add('is-idle'), IDLE_AFTER_MS);
-    };
-    for (const kind of ['pointermove', 'pointerdown', 'focusin']) addEventListener(kind, stir);
-    stir();
-  }
-}
-
-/** @param {string} code */
-function startTitle(code) {
-  switch (code) {
-    case 'capacity':
-    case 'too_many_sessions':
-      return 'All worlds are taken';
-    case 'unauthorized':
-      return 'This server asks for a token';
-    case 'worker_unavailable':
-      return 'The model is not available';
-    default:
-      return 'The world did not open';
-  }
-}
-
-/** @param {string} code */
-function endTitle(code) {
-  switch (code) {
-    case 'worker_unavailable':
-      return 'The model has stopped';
-    case 'shutting_down':
-      return 'The server is shutting down';
-    case 'bad_resume_token':
-    case 'session_evicted':
-      return 'This world has been closed';
-    default:
-      return 'This world has ended';
   }
 }
 

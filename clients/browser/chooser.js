@@ -59,7 +59,8 @@ export class Chooser {
 
   /** @param {import('./info.js').StartImage} image */
   _tile(image) {
-    const tile = make('button', { type: 'button', className: 'tile' }, make('img', { src: image.url, alt: '' }), make('span', {}, image.name));
+    const picture = make('img', { src: image.url, alt: '' });
+    const tile = make('button', { type: 'button', className: 'tile' }, picture, make('span', {}, image.name));
     tile.addEventListener('click', () => this._pick(this._tiles.indexOf(tile), { kind: 'offered', image }));
     tile.addEventListener('dblclick', () => void this._begin());
     return tile;

@@ -169,7 +169,10 @@ export function listenToKeyboard(held, isSteering) {
 export function listenToPad(pad, held) {
   const keys = /** @type {HTMLElement[]} */ ([...pad.querySelectorAll('[data-action]')]);
   /** @param {PointerEvent} event */
-  const under = (event) => keys.filter((key) => isWithin(event, key.getBoundingClientRect())).map((key) => key.dataset.action ?? '');
+  const under = (event) => {
+    const touched = keys.filter((key) => isWithin(event, key.getBoundingClientRect()));
+    return touched.map((key) => key.dataset.action ?? '');
+  };
   /** @param {PointerEvent} event */
   const follow = (event) => held.hold(`pointer ${event.pointerId}`, under(event));
   /** @param {PointerEvent} event */

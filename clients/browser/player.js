@@ -69,7 +69,9 @@ export class Player {
     this._isHeld = false;
     this._steadyRate = 1;
     video.muted = true;
-    video.addEventListener('error', () => this._fail(new Error(`the browser could not decode the video: ${video.error?.message}`)));
+    video.addEventListener('error', () => {
+      this._fail(new Error(`the browser could not decode the video: ${video.error?.message}`));
+    });
     document.addEventListener('visibilitychange', () => {
       if (!document.hidden) this._catchUp();
     });

@@ -43,7 +43,8 @@ export function showLoading(info) {
 /** @param {import('./info.js').ServerInfo | null} info */
 function loadingLead(info) {
   if (info === null) return 'The server does not answer yet. Asking again.';
-  return info.status === 'loading' || info.reason === null ? 'The model is loading. This happens once.' : `Not yet: ${info.reason}.`;
+  if (info.status === 'loading' || info.reason === null) return 'The model is loading. This happens once.';
+  return `Not yet: ${info.reason}.`;
 }
 
 /**

@@ -76,7 +76,7 @@ def world(browser: Browser, demo_url: str) -> Iterator[WatchedPage]:
 
 def test_a_world_opens_and_plays(world: WatchedPage, tmp_path: Path) -> None:
     world.wait("app.world.shown.chunkIndex >= 2")
-    assert world.read("document.querySelector('video').currentTime") > 1.75
+    assert world.read("document.querySelector('video').currentTime") > 1.5
     assert world.read("app.player.presentedFrames") > 12
     assert len({tuple(world.picture()[at : at + 3]) for at in range(0, 1920, 3)}) > 50
     assert "tiny preview model" in world.page.inner_text("#notice")

@@ -1,0 +1,53 @@
+'use strict';
+/** Error codes of the server in words for people. */
+
+/**
+ * Why a world did not open.
+ * @param {string} code
+ */
+export function startTitle(code) {
+  switch (code) {
+    case 'capacity':
+    case 'too_many_sessions':
+      return 'All worlds are taken';
+    case 'unauthorized':
+      return 'This server asks for a token';
+    case 'worker_unavailable':
+      return 'The model is not available';
+    default:
+      return 'The world did not open';
+  }
+}
+
+/**
+ * Why a run stopped.
+ * @param {string | null} code
+ */
+export function failText(code) {
+  switch (code) {
+    case 'worker_unavailable':
+      return 'The process that runs the model has ended. The server starts it again by itself.';
+    case 'media_failed':
+      return 'The next second of this world could not be turned into video.';
+    default:
+      return 'The model could not make the next second of this world.';
+  }
+}
+
+/**
+ * How a world ended.
+ * @param {string} code
+ */
+export function endTitle(code) {
+  switch (code) {
+    case 'worker_unavailable':
+      return 'The model has stopped';
+    case 'shutting_down':
+      return 'The server is shutting down';
+    case 'bad_resume_token':
+    case 'session_evicted':
+      return 'This world has been closed';
+    default:
+      return 'This world has ended';
+  }
+}
