@@ -175,7 +175,7 @@ class StartImageConfig:
 class ModelSection:
     """The model and its geometry. `options` is checked by the model's own option parser.
 
-    `checkpoint` is a path, or "package:FOLDER" for a folder shipped inside an installed package.
+    The page opens `begin_image` at once; None lets the visitor choose. `checkpoint` is a path, or "package:FOLDER" for a folder shipped inside an installed package.
     """
 
     name: str
@@ -187,6 +187,7 @@ class ModelSection:
     start_images: tuple[StartImageConfig, ...] = ()
     prompts: tuple[str, ...] = ()
     notice: str = ""
+    begin_image: str | None = None
     options: dict[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -194,6 +195,8 @@ class ModelSection:
             _require(getattr(self, name) >= 1, f"model.{name}", "a number from 1", getattr(self, name))
         names = [image.name for image in self.start_images]
         _require(len(set(names)) == len(names), "model.start_images", "unique names", names)
+        offered = self.begin_image is None or self.begin_image in names
+        _require(offered, "model.begin_image", f"one of {', '.join(names) or 'no start images'}", self.begin_image)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

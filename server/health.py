@@ -74,6 +74,7 @@ def server_info(context: ServerContext) -> ServerInfo:
         memory=_memory(worker.memory),
         versions={} if info is None else dict(info.versions),
         notice=model.notice,
+        begin_image=model.begin_image,
         start_images=context.start_images.offers,
         prompts=list(model.prompts),
     )

@@ -2,7 +2,7 @@
 /**
  * The page: brings link, player, controls and numbers together, and decides what is on screen.
  *
- * boot -> loading -> chooser -> waiting -> world         a reload with a bookmark goes straight to waiting
+ * boot -> loading -> chooser -> waiting -> world      a bookmark, or a first image named by the server, skips the chooser
  */
 
 import { Chooser } from './chooser.js';
@@ -88,8 +88,18 @@ class App {
       sheets.showWaiting('Returning to your world', 'Picking it up where you left it.', () => this.leave());
       this.connection.begin(null);
     } else {
-      this.choose();
+      this.open(info);
     }
+  }
+
+  /**
+   * Begin with the image the server names, or let the visitor choose.
+   * @param {import('./info.js').ServerInfo} info
+   */
+  open(info) {
+    const image = info.start_images.find((offered) => offered.name === info.begin_image);
+    if (image === undefined) this.choose();
+    else this.begin({ prompt: image.prompt, image: { name: image.name } });
   }
 
   /**

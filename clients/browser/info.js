@@ -11,6 +11,7 @@
  * @property {string | null} error     Why the model can't be served, if so.
  * @property {string} notice
  * @property {StartImage[]} start_images
+ * @property {string | null} begin_image   The start image to begin with at once.
  * @property {string[]} prompts
  */
 

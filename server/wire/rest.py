@@ -145,6 +145,7 @@ class ServerInfo(WireModel):
     versions: dict[str, str]
     notice: str
     start_images: list[StartImage]
+    begin_image: str | None
     prompts: list[str]
 
 

@@ -66,7 +66,8 @@ def world(browser: Browser, demo_url: str) -> Iterator[WatchedPage]:
     """A page with a running world; it must not have complained in the end."""
     page = WatchedPage(browser, demo_url)
     page.page.set_default_timeout(60_000)
-    page.begin()
+    # The demo names the image to begin with, so the page asks nothing.
+    page.wait_for_picture()
     yield page
     page.read("app.leave()")
     complaints = list(page.complaints)

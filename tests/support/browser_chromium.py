@@ -62,6 +62,9 @@ class WatchedPage:
     def begin(self) -> None:
         """Start the world that is chosen at first, and wait for its first picture."""
         self.page.click("#begin")
+        self.wait_for_picture()
+
+    def wait_for_picture(self) -> None:
         self.page.wait_for_selector("body.has-picture[data-view=world]")
 
     def wait(self, condition: str, argument: object = None) -> None:

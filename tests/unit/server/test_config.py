@@ -58,6 +58,7 @@ def test_text_forms_of_lists_none_and_bool(write):
         (MINIMAL + "[session]\nlead_chunks = true\n", r"Expected `int`, got `bool`"),
         (MINIMAL + "[server]\nport = 70000\n", r"server.port: expected 0 to 65535, got 70000"),
         (MINIMAL + "[media]\npreset = 'warp'\n", r"media.preset: expected one of ultrafast"),
+        (MINIMAL + 'begin_image = "x"\n', r"model.begin_image: expected one of no start images, got 'x'"),
         ("[server]\nport = 1\n", r"expected a \[model\] or a \[demo\] section"),
         (MINIMAL + "[demo]\nfps = 1\n", r"\[model\] cannot stand beside it"),
         ("not toml", r"not valid TOML"),
@@ -91,6 +92,7 @@ def test_demo_section_becomes_the_model():
     config = load_config(bundled_config("demo"), environment={})
     assert config.model.name == "lingbot_world_v2"
     assert config.model.fps == 12
+    assert config.model.begin_image == "day"
     assert set(config.model.options) == {"reference_intrinsics", "camera_scale"}
     assert [image.name for image in config.model.start_images] == ["day", "night", "snow", "desert", "sunset"]
     for image in config.model.start_images:
