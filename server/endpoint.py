@@ -1,7 +1,7 @@
 """One WebSocket: a reader task and a writer task, and the bounded queue between sessions and the socket.
 
     reader: receive ─> Dialog.on_text            waits while the client doesn't read what it was sent
-    writer: Outbox ─> send                       gives the socket up when one send takes longer than the stall time-out
+    writer: Outbox ─> send ─> drain              gives the socket up when one frame takes longer than the stall time-out
 
 It knows frames, not messages; dialects do.
 """
@@ -156,9 +156,19 @@ async def _write(websocket: WebSocket, outbox: Outbox, stall_timeout_s: float) -
                     case BinaryFrame():
                         data = frame.build()
                         await websocket.send_bytes(data)
+                        await _drain(websocket)
                         frame.sent(len(data))
                     case CloseFrame():
                         await websocket.close(frame.code, frame.reason)
                         return
     except (TimeoutError, WebSocketDisconnect) as error:
         raise _SocketLost from error
+
+
+async def _drain(websocket: WebSocket) -> None:
+    """Wait until the operating system has taken what was sent, so that a peer who doesn't read is noticed.
+
+    A send returns once the data is in the server's own buffer, and waits only if an earlier one is still there. uvicorn
+    waits for its buffer before it looks at a message, and writes nothing for one without data.
+    """
+    await websocket.send({"type": "websocket.send"})

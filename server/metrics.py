@@ -19,6 +19,7 @@ class Metrics:
         self.resident = Gauge("worldserve_resident_sessions", "Sessions that hold a place in the worker.", registry=r)
         self.queued = Gauge("worldserve_queued_sessions", "Sessions that wait for a place.", registry=r)
         self.connections = Gauge("worldserve_connections", "Open WebSockets.", registry=r)
+        self.tasks = Gauge("worldserve_asyncio_tasks", "Tasks in the event loop.", registry=r)
         self.worker_ready = Gauge("worldserve_worker_ready", "1 if the worker is ready.", registry=r)
         self.worker_generation = Gauge("worldserve_worker_generation", "Worker processes started.", registry=r)
         self.pages = Gauge("worldserve_pages", "KV pages of the worker.", ["state"], registry=r)

@@ -259,6 +259,7 @@ async def metrics(request: Request) -> PlainTextResponse:
         values.sessions.labels(state).set(states[state])
     values.resident.set(table.num_resident)
     values.queued.set(table.num_waiting)
+    values.tasks.set(len(asyncio.all_tasks()))
     values.worker_ready.set(context.worker.status is WorkerStatus.READY)
     values.worker_generation.set(context.worker.generation)
     values.set_memory(context.worker.memory)

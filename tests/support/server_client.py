@@ -159,10 +159,13 @@ class WorldSocket:
 
 
 @asynccontextmanager
-async def running(app: FastAPI, config: ServerConfig) -> AsyncIterator[str]:
-    """Serve an application in this event loop and give its URL."""
+async def running(app: FastAPI, config: ServerConfig, *, ws_ping_s: float | None = None) -> AsyncIterator[str]:
+    """Serve an application in this event loop and give its URL. `ws_ping_s` replaces interval and time-out of pings."""
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn_config(app, config))
+    settings = uvicorn_config(app, config)
+    if ws_ping_s is not None:
+        settings.ws_ping_interval = settings.ws_ping_timeout = ws_ping_s
+    server = uvicorn.Server(settings)
     started = asyncio.Event()
     startup = server.startup
 

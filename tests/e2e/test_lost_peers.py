@@ -1,0 +1,62 @@
+"""Peers that vanish without a word: no pong, or nobody who reads."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+from fastapi import FastAPI
+
+from server.app import create_app
+from server.config import SessionSection
+from tests.support.server_client import WorldSocket, fake_config, running
+from tests.support.server_worker import ScriptedWorker, model_info
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def test_a_peer_that_no_longer_answers_pings_is_noticed() -> None:
+    """The connection stays open; the peer only stops reading, and with that answering."""
+    config = fake_config()
+    app = create_app(config, worker=ScriptedWorker())
+    async with running(app, config, ws_ping_s=0.2) as url:
+        await vanish_and_come_back(app, url, pacing="playback")
+
+
+async def test_a_peer_that_does_not_take_its_chunks_is_given_up() -> None:
+    config = fake_config(session=SessionSection(stall_timeout_s=0.3))
+    app = create_app(config, worker=ScriptedWorker(model_info(width=256, height=256)))
+    async with running(app, config) as url:
+        await vanish_and_come_back(app, url, pacing="free", format="rgb24")
+
+
+async def vanish_and_come_back(app: FastAPI, url: str, **fields: str) -> None:
+    client = await WorldSocket.open(url, viewer=False, ping_interval=None, max_queue=1)
+    try:
+        started = await client.start(**fields)
+        client.connection.transport.pause_reading()
+        actor = app.state.context.table.find(started["session_id"], None)
+        assert actor.parked_at is None
+        await until(lambda: actor.parked_at is not None)
+        async with await WorldSocket.open(url) as again:
+            last = actor.session.next_chunk_index - 1
+            assert (await again.resume(started["resume_token"], last))["epoch"] == 2
+            assert (await again.media()).header.chunk_index == last + 1
+    finally:
+        await client.drop()
+
+
+async def test_a_connection_that_never_starts_a_session_costs_no_place() -> None:
+    config = fake_config()
+    app = create_app(config, worker=ScriptedWorker())
+    async with running(app, config) as url:
+        host, port = url.removeprefix("http://").rstrip("/").split(":")
+        with socket.create_connection((host, int(port))):
+            async with await WorldSocket.open(url) as client:
+                assert app.state.context.table.num_resident == 0
+                await client.start()

@@ -1,0 +1,139 @@
+"""A real `worldserve serve` in a process of its own, with the fake model in a real worker process."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+ROOT = Path(__file__).resolve().parents[2]
+START_TIMEOUT_S = 90.0
+
+CONFIG = """\
+[model]
+name = "fake"
+checkpoint = "package:worldmodel/data/demo_world"
+width = 64
+height = 48
+fps = 12
+precision = "fp32"
+
+[model.options]
+chunk_ms = {chunk_ms}
+load_ms = {load_ms}
+prompt_commands = true
+
+[session]
+resume_s = 30.0
+
+[kvcache]
+requested_sessions = {capacity}
+
+[worker]
+cpu_threads = 1
+restart_backoff_s = 0.1
+"""
+
+
+class ServerProcess:
+    """A running server. `url` ends with a slash."""
+
+    def __init__(self, process: subprocess.Popen[str], url: str) -> None:
+        self.process = process
+        self.url = url
+        self.ps = psutil.Process(process.pid)
+
+    def get(self, path: str) -> httpx.Response:
+        return httpx.get(self.url + path, trust_env=False, timeout=10)
+
+    def end_all_sessions(self) -> None:
+        """Close every session, parked ones too, and wait until nothing is left of them."""
+        for session in self.get("v1/sessions").json()["sessions"]:
+            path = f"{self.url}v1/sessions/{session['session_id']}"
+            assert httpx.delete(path, trust_env=False, timeout=10).status_code == 204
+        self.until_empty()
+
+    def info(self) -> dict[str, Any]:
+        info: dict[str, Any] = self.get("v1/info").json()
+        return info
+
+    def metric(self, name: str) -> float:
+        match = re.search(rf"^{re.escape(name)} (\S+)$", self.get("metrics").text, re.MULTILINE)
+        assert match, f"no metric {name}"
+        return float(match[1])
+
+    def worker(self) -> psutil.Process:
+        """Return the worker's process."""
+        (worker,) = (child for child in self.ps.children() if "worldmodel.worker" in " ".join(child.cmdline()))
+        return worker
+
+    def until(self, condition: Callable[[], object], *, what: str, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Wait for something outside this process; the time-out only ends a test that hangs."""
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert self.process.poll() is None, f"the server ended with {self.process.returncode}"
+            assert time.monotonic() < deadline, f"gave up waiting until {what}"
+            time.sleep(0.05)
+
+    def until_ready(self) -> None:
+        self.until(lambda: self.get("readyz").status_code == 200, what="the server is ready")
+
+    def until_empty(self) -> None:
+        """Wait until no session holds a place and all pages are free."""
+        self.until(lambda: self.info()["capacity"]["resident"] == 0, what="no session is left")
+        capacity = self.info()["capacity"]
+        assert capacity["free_pages"] == capacity["total_pages"]
+
+    def terminate(self) -> float:
+        """Send SIGTERM, wait for the end, and return how long it took."""
+        started_at = time.monotonic()
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(timeout=30)
+        return time.monotonic() - started_at
+
+
+@contextmanager
+def server_process(
+    folder: Path, *flags: str, capacity: int = 3, chunk_ms: float = 20.0, load_ms: float = 0.0, wait: bool = True
+) -> Iterator[ServerProcess]:
+    """Start a server on a free port; with `wait` until it is ready."""
+    config = folder / "fake.toml"
+    config.write_text(CONFIG.format(capacity=capacity, chunk_ms=chunk_ms, load_ms=load_ms), encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "server", "serve", str(config), "--port", "0", *flags],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        match = re.search(r"http://\S+", line)
+        assert match, f"the server said {line!r}"
+        server = ServerProcess(process, match[0])
+        if wait:
+            server.until_ready()
+        yield server
+    finally:
+        children = [] if process.poll() is not None else psutil.Process(process.pid).children(recursive=True)
+        process.terminate()
+        try:
+            process.wait(timeout=30)
+        finally:
+            process.kill()
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+        _, alive = psutil.wait_procs(children, timeout=5)
+        assert not alive, f"the server left {alive} behind"
