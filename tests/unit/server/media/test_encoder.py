@@ -81,7 +81,7 @@ def test_names_the_settings_that_libx264_refuses() -> None:
 def test_never_uses_a_profile_that_browsers_do_not_play() -> None:
     assert encoder(MediaSection(crf=1)).parameter_sets.codec.startswith("avc1.64")
     # crf 0 is lossless, a profile of its own.
-    with pytest.raises(ConfigError, match="media.crf: expected 1 to 51, got 0"):
+    with pytest.raises(ConfigError, match=r"media.crf: expected 1 to 51, got 0"):
         MediaSection(crf=0)
 
 
