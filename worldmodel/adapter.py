@@ -18,8 +18,6 @@ from kvcache.spec import KVSpec
 from kvcache.transaction import ChunkTransaction
 from worldmodel.messages import AppliedEvent, LoadStage, MediaFormat, Tick
 
-
-
 StateT = TypeVar("StateT")
 
 ProgressFn = Callable[[LoadStage, float, str], None]
