@@ -65,11 +65,10 @@ class Watched:
     async def take(self, num_chunks: int) -> None:
         """Take more chunks."""
         wanted = len(self.chunks) + num_chunks
-        async with aclosing(self.world.chunks()) as chunks:
-            async for chunk in chunks:
-                self.chunks.append(chunk)
-                if len(self.chunks) == wanted:
-                    return
+        async for chunk in self.world.chunks():
+            self.chunks.append(chunk)
+            if len(self.chunks) == wanted:
+                return
         raise AssertionError(f"the session ended after {len(self.chunks)} chunks, {wanted} were expected")
 
     @property

@@ -324,9 +324,11 @@ def test_the_pause_doubles_up_to_its_limit() -> None:
     assert policy.pause_s(10_000) == 30.0
 
 
-def test_the_environment_tells_openmp_to_wait_passively() -> None:
+def test_the_environment_tells_openmp_to_wait_passively_and_malloc_to_keep_memory() -> None:
     environment = worker_environment(3)
     assert environment["OMP_WAIT_POLICY"] == "PASSIVE"
+    assert int(environment["MALLOC_MMAP_THRESHOLD_"]) == 32 * 1024**2
+    assert int(environment["MALLOC_TRIM_THRESHOLD_"]) > int(environment["MALLOC_MMAP_THRESHOLD_"])
     assert environment["OMP_NUM_THREADS"] == "3"
 
 
