@@ -176,7 +176,7 @@ class ModelSection:
     """The model and its geometry. `options` is checked by the model's own option parser.
 
     The page opens `begin_image` at once; None
-    lets the visitor choose. `checkpoint` is a path, or "package:FOLDER" for a folder shipped inside an installed package.
+    lets the visitor choose. `checkpoint` is a path, or "package:FOLDER" for a folder inside an installed package.
     """
 
     name: str

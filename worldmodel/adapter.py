@@ -85,8 +85,8 @@ class GeneratedChunk(Generic[StateT]):
 class WorldModelAdapter(Protocol[StateT]):
     """All code that knows one model.
 
-    Adapters raise `worldmodel.errors.RequestRefused` for input a client can correct, before anything is staged; any other
-    exception inside `generate` rolls the tick back.
+    Adapters raise `worldmodel.errors.RequestRefused` for input a client can correct, before anything is staged; any
+    other exception inside `generate` rolls the tick back.
     """
 
     @property

@@ -14,7 +14,7 @@ from __future__ import annotations
 class WorldModelError(Exception):
     """Base of all errors that cross the worker socket.
 
-    `code` is a stable word for programs, the text is for people, `field` names the offending input field if there is one.
+    `code` is a stable word for programs, the text is for people, `field` names the offending input field, if any.
     """
 
     code = "worker_error"
