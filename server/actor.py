@@ -387,6 +387,9 @@ class SessionActor:
     def worker_lost(self, reason: str) -> None:
         """Fail at once because the worker process, and with it all state, is gone."""
         self._fail(Unavailable(ErrorCode.WORKER_UNAVAILABLE, reason))
+        if self.session.phase is Phase.CLEANUP_FAILED:
+            # What could not be released has died with the process.
+            self.begin_close("worker lost")
 
     def _fail(self, error: ServerError) -> None:
         """Note that the worker's state is lost, enter `failed` and tell the client.

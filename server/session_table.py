@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -31,6 +32,9 @@ from worldmodel.messages import CloseSession, ModelInfo, OpenSession, RequestId,
 
 NUM_REMEMBERED_ENDINGS = 1024
 """How many ended sessions are remembered, so that closing twice succeeds and an evicted client learns why."""
+
+RESET_RECHECK_S = 1.0
+"""A session in mid-reset is not closed for its age; it is looked at again after this time."""
 
 log = logging.getLogger(__name__)
 
@@ -356,6 +360,8 @@ class SessionTable:
         """Close what is over and return when to look again, None if nothing will expire."""
         next_at: float | None = None
         for actor in tuple(self._actors.values()):
+            if actor.session.phase is Phase.RESETTING:
+                next_at = min(next_at or math.inf, now + RESET_RECHECK_S)
             if actor.session.phase not in (Phase.ACTIVE, Phase.FAILED):
                 continue
             for at, reason in self._expiries(actor):

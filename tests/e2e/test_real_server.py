@@ -226,6 +226,11 @@ async def connect_and_drop(server: ServerProcess, num_cycles: int) -> None:
                     await close(again)
 
 
+NOISE = 3
+"""Thread pools grow to their bound, and a connection of a question just asked may be open. One leak in one of four
+ways to leave would show as 7 at least."""
+
+
 async def check_cycles_leave_nothing(server: ServerProcess, num_cycles: int) -> None:
     def used() -> tuple[int, int, float]:
         return server.ps.num_fds(), server.ps.num_threads(), server.metric("worldserve_asyncio_tasks")
@@ -235,7 +240,11 @@ async def check_cycles_leave_nothing(server: ServerProcess, num_cycles: int) -> 
     before = used()
     await connect_and_drop(server, num_cycles)
     server.end_all_sessions()
-    server.until(lambda: used() <= before or all(a <= b for a, b in zip(used(), before, strict=True)), what="settled")
+    server.until(
+        lambda: all(now <= then + NOISE for now, then in zip(used(), before, strict=True)),
+        what=f"descriptors, threads and tasks are at most {NOISE} above {before}",
+        timeout_s=20,
+    )
     assert server.metric("worldserve_connections") == 0
     assert server.metric("worldserve_resident_sessions") == 0
 

@@ -385,6 +385,23 @@ async def test_parked_sessions_do_not_tick_and_expire() -> None:
         await again.error(code="bad_resume_token")
 
 
+async def test_a_parked_session_that_is_being_reset_expires_afterwards(server: Server) -> None:
+    socket = await server.connect()
+    started = await socket.start()
+    await socket.drop()
+    await server.until_parked(started["session_id"])
+    table = server.context.table
+    server.worker.hold()
+    reset = table.find(started["session_id"], None).begin_reset(prompt="", seed=None, image=None)
+    server.clock.now += 100.0
+    assert table.expire(server.clock.now) is not None
+    assert table.find(started["session_id"], None)
+    server.worker.release()
+    await reset
+    table.expire(server.clock.now)
+    await server.until(lambda: not server.worker.sessions)
+
+
 @pytest.mark.parametrize(
     ("section", "reason"),
     [(SessionSection(idle_s=3.0), "idle"), (SessionSection(max_session_s=3.0), "lifetime")],
@@ -734,6 +751,18 @@ async def test_a_dead_worker_fails_all_its_sessions_at_once(server: Server) -> N
     await again.send("session.reset", prompt="again")
     await again.expect("session.state", state="active", run=1)
     await again.media()
+
+
+async def test_a_dead_worker_takes_tombstones_along(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    socket = await server.connect()
+    started = await socket.start()
+    server.worker.close_failures.append(OutcomeUnknown("stuck"))
+    await socket.send("session.close")
+    await socket.error(code="cleanup_failed")
+    server.worker.dies()
+    await socket.expect("session.closed", session_id=started["session_id"], reason="worker lost")
+    assert server.context.table.all() == ()
+    assert "did not close it" in caplog.text
 
 
 async def test_those_who_wait_keep_waiting_while_the_worker_restarts() -> None:
