@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from dataclasses import dataclass
 
 import torch
@@ -12,13 +11,12 @@ from kvcache.cross_store import CrossPool, CrossStores
 from kvcache.errors import (
     CapacityExceeded,
     ChunkInFlight,
-    IntegrityError,
     SessionExists,
     SessionLeased,
     SessionUnknown,
 )
 from kvcache.lease import Lease
-from kvcache.page_table import PageTable, StagedChunk
+from kvcache.page_table import PageTable
 from kvcache.pages import PageId, PageLedger
 from kvcache.pool import allocate_pool
 from kvcache.spec import KVSpec, Storage
@@ -28,7 +26,6 @@ from kvcache.transaction import ChunkTransaction
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Session:
     session_id: str
-    number: int
     table: PageTable
     cross: CrossStores
     lease: Lease | None = None
@@ -37,7 +34,7 @@ class _Session:
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _InFlight:
     session: _Session
-    staged: StagedChunk
+    chunk: ChunkTransaction
 
 
 class KVCache:
@@ -69,8 +66,10 @@ class KVCache:
         self._pool = allocate_pool(spec, capacity, device, dtype)
         self._cross_pools = {store.name: CrossPool(spec, store, capacity, device, dtype) for store in spec.cross_stores}
         self._ledger = PageLedger(spec.num_pages(capacity))
+        self._extents: PageLedger | None = None
+        if spec.effective_storage is Storage.EXTENTS:
+            self._extents = PageLedger(spec.num_extents(capacity))
         self._sessions: dict[str, _Session] = {}
-        self._free_numbers = list(range(capacity))
         self._in_flight: _InFlight | None = None
 
     # ---------------------------------------------------------------- questions
@@ -108,14 +107,12 @@ class KVCache:
         """Give a session its place. Raises SessionExists, CapacityExceeded."""
         if session_id in self._sessions:
             raise SessionExists(session_id)
-        if not self._free_numbers:
+        if len(self._sessions) >= self.capacity:
             raise CapacityExceeded(session_id, capacity=self.capacity)
-        number = heapq.heappop(self._free_numbers)
-        extent = number if self.spec.effective_storage is Storage.EXTENTS else None
+        extent = None if self._extents is None else self._extents.take(session_id)
         self._sessions[session_id] = _Session(
             session_id=session_id,
-            number=number,
-            table=PageTable(self.spec, self._ledger, session_id, extent=extent),
+            table=PageTable(self.spec, self._ledger, session_id, extent=extent, extents=self._extents),
             cross=CrossStores(self._cross_pools, session_id),
         )
 
@@ -133,7 +130,9 @@ class KVCache:
         if session_id not in self._sessions:
             return
         self.reset(session_id)
-        heapq.heappush(self._free_numbers, self._sessions.pop(session_id).number)
+        extent = self._sessions.pop(session_id).table.extent
+        if self._extents is not None and extent is not None:
+            self._extents.give_back(PageId(extent), session_id)
 
     def lease(self, session_id: str) -> Lease:
         """Pin a session for one tick. Raises SessionUnknown, SessionLeased."""
@@ -169,7 +168,7 @@ class KVCache:
         except BaseException:
             session.table.rollback(staged)
             raise
-        self._in_flight = _InFlight(session=session, staged=staged)
+        self._in_flight = _InFlight(session=session, chunk=chunk)
         return chunk
 
     def _chunk_closed(self) -> None:
@@ -183,13 +182,18 @@ class KVCache:
         for session_id, session in self._sessions.items():
             held[session_id] = session.table.held_pages()
             if self._in_flight is not None and self._in_flight.session is session:
-                held[session_id].extend(self._in_flight.staged.taken)
+                held[session_id].extend(self._in_flight.chunk.staged.taken)
         self._ledger.check(held)
         for name, pool in self._cross_pools.items():
             pool.ledger.check({sid: session.cross.held_slots(name) for sid, session in self._sessions.items()})
-        numbers = sorted([*self._free_numbers, *(session.number for session in self._sessions.values())])
-        if numbers != list(range(self.capacity)):
-            raise IntegrityError(f"session slots {numbers} are not 0..{self.capacity - 1}, each once")
+        if self._extents is not None:
+            self._extents.check({sid: self._held_extents(session) for sid, session in self._sessions.items()})
+
+    def _held_extents(self, session: _Session) -> list[PageId]:
+        extents = {session.table.extent}
+        if self._in_flight is not None and self._in_flight.session is session:
+            extents.add(self._in_flight.chunk.staged.extent)
+        return [PageId(extent) for extent in extents if extent is not None]
 
     def _find(self, session_id: str) -> _Session:
         try:

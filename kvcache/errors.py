@@ -10,6 +10,7 @@ KVCacheError
 ├── TransactionClosed    the chunk was committed or rolled back before
 ├── ChunkIncomplete      K/V was read or committed before it was written
 ├── WindowFull           the session can't grow: restart it
+├── HistoryFixed         history can't be written anew: plan for it in the spec, and do it before the chunk's own K/V
 ├── FramesLost           a rolled-back longer chunk overwrote frames this one would see: use its length, or reset
 ├── CrossStoreEmpty      a cross-attention store was read before it was published
 └── IntegrityError       our bookkeeping disagrees with itself: restart the worker
@@ -112,6 +113,10 @@ class FramesLost(KVCacheError):
             "chunk overwrote before it was rolled back: run that chunk's length again, or reset the session"
         )
         self.lost_latent_frames = lost_latent_frames
+
+
+class HistoryFixed(KVCacheError):
+    """Refuse to write history anew where storage was not planned for it, or after the chunk's own K/V."""
 
 
 class CrossStoreEmpty(KVCacheError):

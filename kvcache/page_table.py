@@ -14,7 +14,7 @@ lie.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvcache.errors import FramesLost, WindowFull
 from kvcache.pages import PageId, PageLedger
@@ -41,8 +41,8 @@ class StagedChunk:
     """A chunk in flight as the accounting sees it.
 
     `visible` is in storage order: by slot in an extent, ascending in pages. `pages` and `visible_pages` give per frame
-    the page of each local branch. `taken` are the pages that a rollback gives back. `extent` is the session's extent
-    index, None in pages.
+    the page of each local branch. `taken` are the pages that a rollback gives back. `extent` is the index of the
+    extent that holds all of these, None in pages.
     """
 
     first_latent_frame: int
@@ -58,19 +58,34 @@ class StagedChunk:
     def latent_frames(self) -> range:
         return range(self.first_latent_frame, self.first_latent_frame + self.num_latent_frames)
 
+    @property
+    def history(self) -> tuple[int, ...]:
+        """The committed frames that the chunk sees, ascending."""
+        return tuple(sorted(frame for frame in self.visible if frame < self.first_latent_frame))
+
 
 class PageTable:
     """Resident frames of one session. A chunk is staged, then committed or rolled back; eviction is part of commit.
 
-    `extent` is the index of the session's extent, or None if pages come from the ledger's free list.
+    `extent` is the index of the session's extent, or None if pages come from the ledger's free list. `extents` counts
+    the extents of the pool; only a chunk that writes history anew needs it.
     """
 
-    def __init__(self, spec: KVSpec, ledger: PageLedger, session_id: str, *, extent: int | None) -> None:
+    def __init__(
+        self,
+        spec: KVSpec,
+        ledger: PageLedger,
+        session_id: str,
+        *,
+        extent: int | None,
+        extents: PageLedger | None = None,
+    ) -> None:
         assert (extent is None) == (spec.effective_storage is Storage.PAGES), "an extent belongs to extent storage"
         self._spec = spec
         self._ledger = ledger
         self._session_id = session_id
         self._extent = extent
+        self._extents = extents
         self._pages: dict[int, tuple[PageId, ...]] = {}
         self._lost: frozenset[int] = frozenset()
         self.num_latent_frames = 0
@@ -139,7 +154,7 @@ class PageTable:
                     page = self._ledger.take(self._session_id)
                     taken.append(page)
                 else:
-                    page = self._extent_page(frame, slot)
+                    page = self._extent_page(self._extent, frame, slot)
                     # A page that this session owns holds the frame that this one replaces.
                     if self._ledger.owner_of(page) != self._session_id:
                         taken.append(self._ledger.take_exact(page, self._session_id))
@@ -147,10 +162,37 @@ class PageTable:
             pages.append(tuple(frame_pages))
         return tuple(pages), tuple(taken)
 
-    def _extent_page(self, frame: int, slot: int) -> PageId:
-        assert self._extent is not None, "only extents place frames"
-        extent = self._extent * self._spec.num_local_branches + slot
-        return PageId(extent * self._spec.session_latent_frames + ring_slot(self._spec, frame))
+    def _extent_page(self, extent: int, frame: int, slot: int) -> PageId:
+        index = extent * self._spec.num_local_branches + slot
+        return PageId(index * self._spec.session_latent_frames + ring_slot(self._spec, frame))
+
+    def stage_copy(self, staged: StagedChunk) -> StagedChunk:
+        """Plan the same chunk with new places for all frames it sees; gives back what `staged` had taken.
+
+        Nothing that the session holds is written over. A commit frees the old places, a rollback the new ones.
+        """
+        assert self._spec.rewritable_history, "storage for a copy of history was not planned"
+        self.rollback(staged)
+        extent = None
+        if self._extent is not None:
+            assert self._extents is not None, "a copy needs the ledger of extents"
+            extent = int(self._extents.take(self._session_id))
+        places = {frame: self._take_new(frame, extent) for frame in staged.visible}
+        return replace(
+            staged,
+            pages=tuple(places[frame] for frame in staged.latent_frames),
+            visible_pages=tuple(places.values()),
+            taken=tuple(page for pages in places.values() for page in pages),
+            overwritten=(),
+            extent=extent,
+        )
+
+    def _take_new(self, frame: int, extent: int | None) -> tuple[PageId, ...]:
+        slots = range(self._spec.num_local_branches)
+        if extent is None:
+            return tuple(self._ledger.take(self._session_id) for _ in slots)
+        pages = (self._extent_page(extent, frame, slot) for slot in slots)
+        return tuple(self._ledger.take_exact(page, self._session_id) for page in pages)
 
     def mark_overwritten(self, staged: StagedChunk) -> None:
         """Remember that the chunk in flight has begun to write over the frames it evicts."""
@@ -158,13 +200,14 @@ class PageTable:
 
     def commit(self, staged: StagedChunk) -> None:
         """Make the chunk's frames resident and free the pages of frames that left the window."""
-        self._pages.update(zip(staged.latent_frames, staged.pages, strict=True))
-        visible = frozenset(staged.visible)
-        reused = {page for frame_pages in staged.pages for page in frame_pages}
-        for frame in [frame for frame in self._pages if frame not in visible]:
-            for page in self._pages.pop(frame):
-                if page not in reused:
-                    self._ledger.give_back(page, self._session_id)
+        kept = {page for pages in staged.visible_pages for page in pages}
+        for page in self.held_pages():
+            if page not in kept:
+                self._ledger.give_back(page, self._session_id)
+        self._pages = dict(zip(staged.visible, staged.visible_pages, strict=True))
+        if staged.extent != self._extent:
+            self._free_extent(self._extent)
+            self._extent = staged.extent
         self._lost = frozenset()
         self.num_latent_frames += staged.num_latent_frames
 
@@ -172,6 +215,13 @@ class PageTable:
         """Give back what the chunk took; the resident frames stay."""
         for page in staged.taken:
             self._ledger.give_back(page, self._session_id)
+        if staged.extent != self._extent:
+            self._free_extent(staged.extent)
+
+    def _free_extent(self, extent: int | None) -> None:
+        assert extent is not None, "only extents move"
+        assert self._extents is not None, "a copy needs the ledger of extents"
+        self._extents.give_back(PageId(extent), self._session_id)
 
     def clear(self) -> None:
         """Free all pages and count frames from 0 again."""

@@ -6,6 +6,7 @@ S visible rows, H heads, D head size. One K and one V tensor per layer.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -31,6 +32,14 @@ class BoundChunk(Protocol):
         """Return K and V [S, H, D]: `num_registers` register rows, then the visible frames in storage order."""
         ...
 
+    def write_frames(self, layer: int, local_slot: int, frames: Sequence[int], k_NHD: Tensor, v_NHD: Tensor) -> None:
+        """Copy K/V to the rows of visible frames."""
+        ...
+
+    def read_frames(self, layer: int, local_slot: int, frames: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Return K and V [S, H, D] of visible frames in this order: views or copies."""
+        ...
+
 
 class KVPool(Protocol):
     """Storage for all sessions of a worker."""
@@ -45,6 +54,10 @@ class KVPool(Protocol):
 
     def bind(self, staged: StagedChunk) -> BoundChunk:
         """Work out the rows of a staged chunk."""
+        ...
+
+    def copy_history(self, source: StagedChunk, target: StagedChunk) -> None:
+        """Copy the K/V of what a chunk sees, except its own, from one plan of it to another."""
         ...
 
 
@@ -70,7 +83,12 @@ class ExtentPool:
 
     def __init__(self, spec: KVSpec, capacity: int, device: torch.device, dtype: torch.dtype) -> None:
         self.spec = spec
-        shape = (capacity * spec.num_local_branches, spec.extent_tokens, spec.num_kv_heads, spec.head_dim)
+        shape = (
+            spec.num_extents(capacity) * spec.num_local_branches,
+            spec.extent_tokens,
+            spec.num_kv_heads,
+            spec.head_dim,
+        )
         self.k_EXHD = allocate(spec.num_layers, shape, device, dtype)
         self.v_EXHD = allocate(spec.num_layers, shape, device, dtype)
 
@@ -85,6 +103,17 @@ class ExtentPool:
     def bind(self, staged: StagedChunk) -> BoundChunk:
         return _ExtentChunk(self, staged)
 
+    @torch.no_grad()
+    def copy_history(self, source: StagedChunk, target: StagedChunk) -> None:
+        runs = slots.frame_runs(self.spec, source.history)
+        for local_slot in range(self.spec.num_local_branches):
+            old = slots.extent_index(self.spec, source, local_slot)
+            new = slots.extent_index(self.spec, target, local_slot)
+            for rows_EXHD in (*self.k_EXHD, *self.v_EXHD):
+                for run in runs:
+                    rows = slice(run.target_row, run.target_row + run.num_rows)
+                    rows_EXHD[new, rows].copy_(rows_EXHD[old, rows])
+
 
 class _ExtentChunk:
     def __init__(self, pool: ExtentPool, staged: StagedChunk) -> None:
@@ -94,13 +123,29 @@ class _ExtentChunk:
         self._runs = slots.write_runs(spec, staged)
         self._first_row, self._end_row = slots.visible_rows(spec, staged)
 
-    @torch.no_grad()
     def write(self, layer: int, local_slot: int, k_NHD: Tensor, v_NHD: Tensor) -> None:
+        self._write_runs(layer, local_slot, self._runs, k_NHD, v_NHD)
+
+    def write_frames(self, layer: int, local_slot: int, frames: Sequence[int], k_NHD: Tensor, v_NHD: Tensor) -> None:
+        self._write_runs(layer, local_slot, slots.frame_runs(self._pool.spec, frames), k_NHD, v_NHD)
+
+    @torch.no_grad()
+    def _write_runs(
+        self, layer: int, local_slot: int, runs: Sequence[slots.RowRun], k_NHD: Tensor, v_NHD: Tensor
+    ) -> None:
         extent = self._extents[local_slot]
         for rows_XHD, new_NHD in ((self._pool.k_EXHD[layer][extent], k_NHD), (self._pool.v_EXHD[layer][extent], v_NHD)):
-            for run in self._runs:
+            for run in runs:
                 target_NHD = rows_XHD[run.target_row : run.target_row + run.num_rows]
                 target_NHD.copy_(new_NHD[run.source_row : run.source_row + run.num_rows])
+
+    def read_frames(self, layer: int, local_slot: int, frames: Sequence[int]) -> tuple[Tensor, Tensor]:
+        extent, runs = self._extents[local_slot], slots.frame_runs(self._pool.spec, frames)
+
+        def read(rows_XHD: Tensor) -> Tensor:
+            return torch.cat([rows_XHD[run.target_row : run.target_row + run.num_rows] for run in runs])
+
+        return read(self._pool.k_EXHD[layer][extent]), read(self._pool.v_EXHD[layer][extent])
 
     @torch.no_grad()
     def write_registers(self, layer: int, local_slot: int, k_RHD: Tensor, v_RHD: Tensor) -> None:
@@ -142,17 +187,42 @@ class PagePool:
     def bind(self, staged: StagedChunk) -> BoundChunk:
         return _PagedChunk(self, staged)
 
+    @torch.no_grad()
+    def copy_history(self, source: StagedChunk, target: StagedChunk) -> None:
+        history = source.history
+        for local_slot in range(self.spec.num_local_branches):
+            old_F = _index(slots.pages_of(source, local_slot, history), self.device)
+            new_F = _index(slots.pages_of(target, local_slot, history), self.device)
+            for pages_PTHD in (*self.k_PTHD, *self.v_PTHD):
+                pages_PTHD.index_copy_(0, new_F, pages_PTHD.index_select(0, old_F))
+
 
 class _PagedChunk:
     def __init__(self, pool: PagePool, staged: StagedChunk) -> None:
         local_slots = range(pool.spec.num_local_branches)
         self._pool = pool
+        self._staged = staged
         self._chunk = [_index(slots.chunk_pages(staged, slot), pool.device) for slot in local_slots]
         self._visible = [_index(slots.visible_pages(staged, slot), pool.device) for slot in local_slots]
 
-    @torch.no_grad()
     def write(self, layer: int, local_slot: int, k_NHD: Tensor, v_NHD: Tensor) -> None:
-        index_F = self._chunk[local_slot]
+        self._write_pages(layer, self._chunk[local_slot], k_NHD, v_NHD)
+
+    def write_frames(self, layer: int, local_slot: int, frames: Sequence[int], k_NHD: Tensor, v_NHD: Tensor) -> None:
+        self._write_pages(layer, self._pages_of(local_slot, frames), k_NHD, v_NHD)
+
+    def read_frames(self, layer: int, local_slot: int, frames: Sequence[int]) -> tuple[Tensor, Tensor]:
+        index_F = self._pages_of(local_slot, frames)
+        return (
+            self._pool.k_PTHD[layer].index_select(0, index_F).flatten(0, 1),
+            self._pool.v_PTHD[layer].index_select(0, index_F).flatten(0, 1),
+        )
+
+    def _pages_of(self, local_slot: int, frames: Sequence[int]) -> Tensor:
+        return _index(slots.pages_of(self._staged, local_slot, frames), self._pool.device)
+
+    @torch.no_grad()
+    def _write_pages(self, layer: int, index_F: Tensor, k_NHD: Tensor, v_NHD: Tensor) -> None:
         for pages_PTHD, new_NHD in ((self._pool.k_PTHD[layer], k_NHD), (self._pool.v_PTHD[layer], v_NHD)):
             pages_PTHD.index_copy_(0, index_F, new_NHD.reshape(-1, *pages_PTHD.shape[1:]))
 

@@ -10,6 +10,7 @@ A chunk with r registers reads rows R - r up to the end of the visible frames: o
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kvcache.page_table import StagedChunk, ring_slot
@@ -39,9 +40,14 @@ def visible_rows(spec: KVSpec, staged: StagedChunk) -> tuple[int, int]:
 
 def write_runs(spec: KVSpec, staged: StagedChunk) -> tuple[RowRun, ...]:
     """Return where the chunk's tokens go in an extent, as few runs as there are (two when the ring wraps)."""
+    return frame_runs(spec, staged.latent_frames)
+
+
+def frame_runs(spec: KVSpec, latent_frames: Iterable[int]) -> tuple[RowRun, ...]:
+    """Return where the tokens of frames, given one after the other, lie in an extent."""
     tokens = spec.tokens_per_latent_frame
     runs: list[RowRun] = []
-    for index, frame in enumerate(staged.latent_frames):
+    for index, frame in enumerate(latent_frames):
         target = spec.register_tokens + ring_slot(spec, frame) * tokens
         last = runs[-1] if runs else None
         if last is not None and last.target_row + last.num_rows == target:
@@ -59,3 +65,9 @@ def chunk_pages(staged: StagedChunk, local_slot: int) -> tuple[int, ...]:
 def visible_pages(staged: StagedChunk, local_slot: int) -> tuple[int, ...]:
     """Return the page of each visible frame in storage order, for one local branch."""
     return tuple(pages[local_slot] for pages in staged.visible_pages)
+
+
+def pages_of(staged: StagedChunk, local_slot: int, latent_frames: Iterable[int]) -> tuple[int, ...]:
+    """Return the page of each of these visible frames, for one local branch."""
+    places = dict(zip(staged.visible, staged.visible_pages, strict=True))
+    return tuple(places[frame][local_slot] for frame in latent_frames)

@@ -65,6 +65,8 @@ class KVSpec:
     adds while it is in flight; they never enter history. `model_owned_bytes` is per session and counts committed and
     in-flight state; `worker_owned_bytes` counts once. `storage=None` means extents for a bounded window, pages
     otherwise. `scratch_pages` per branch come on top of what one chunk in flight needs (pages only).
+    `rewritable_history` lets a chunk write history anew (`ChunkTransaction.rewrite_history`), which takes storage for
+    one session more.
     """
 
     num_layers: int
@@ -85,6 +87,7 @@ class KVSpec:
     max_latent_frames: int = 1024
     storage: Storage | None = None
     scratch_pages: int = 0
+    rewritable_history: bool = False
 
     def __post_init__(self) -> None:
         for name in (
@@ -177,12 +180,21 @@ class KVSpec:
         """Pages that `num_sessions` sessions need, without `RESERVED_PAGES`.
 
         A chunk in flight holds new pages until its commit frees the evicted ones, so a page pool has the pages of one
-        chunk on top; an extent writes the chunk where evicted frames lie.
+        chunk on top; an extent writes the chunk where evicted frames lie. A chunk that writes history anew holds a
+        whole session's pages on top in both.
         """
         pages = num_sessions * self.session_latent_frames
+        if self.rewritable_history:
+            pages += self.session_latent_frames
+        elif self.effective_storage is Storage.PAGES:
+            pages += self.latent_frames_per_chunk
         if self.effective_storage is Storage.PAGES:
-            pages += self.latent_frames_per_chunk + self.scratch_pages
+            pages += self.scratch_pages
         return self.num_local_branches * pages
+
+    def num_extents(self, num_sessions: int) -> int:
+        """Extents, of all local branches together each, that `num_sessions` sessions need."""
+        return num_sessions + (1 if self.rewritable_history else 0)
 
     # ---------------------------------------------------------------- bytes
 
@@ -204,7 +216,8 @@ class KVSpec:
     def storage_bytes(self, num_sessions: int) -> int:
         """Bytes of self-attention K/V for `num_sessions` sessions."""
         if self.effective_storage is Storage.EXTENTS:
-            return num_sessions * self.num_local_branches * self.extent_tokens * self.kv_bytes_per_token
+            extents = self.num_extents(num_sessions) * self.num_local_branches
+            return extents * self.extent_tokens * self.kv_bytes_per_token
         frame_bytes = self.tokens_per_latent_frame * self.kv_bytes_per_token
         register_bytes = self.num_local_branches * self.register_tokens * self.kv_bytes_per_token
         return (self.num_pages(num_sessions) + RESERVED_PAGES) * frame_bytes + register_bytes

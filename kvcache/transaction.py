@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from kvcache.checks import check_index, check_rows
-from kvcache.errors import ChunkIncomplete, TransactionClosed
+from kvcache.errors import ChunkIncomplete, HistoryFixed, TransactionClosed
 from kvcache.page_table import PageTable, StagedChunk
+from kvcache.rewrite import HistoryRewrite
 from kvcache.spec import KVSpec
 
 if TYPE_CHECKING:
@@ -29,6 +30,16 @@ class ChunkState(StrEnum):
     OPEN = "open"
     COMMITTED = "committed"
     ROLLED_BACK = "rolled back"
+
+
+class LayerKV(Protocol):
+    """What a forward needs of the cache: the chunk in flight, or a part of history that is written anew."""
+
+    def write(self, layer: int, k_NHD: Tensor, v_NHD: Tensor, *, branch: int = 0) -> None: ...
+
+    def attend(self, layer: int, q_NHD: Tensor, *, branch: int = 0) -> Tensor: ...
+
+    def cross_store(self, name: str, *, branch: int = 0) -> CrossStore: ...
 
 
 class ChunkTransaction:
@@ -53,7 +64,9 @@ class ChunkTransaction:
         self._spec = spec
         self._table = table
         self._staged = staged
+        self._pool = pool
         self._bound: BoundChunk = pool.bind(staged)
+        self._rewrite: HistoryRewrite | None = None
         self._like = pool.example
         self._cross = cross
         self._attention = attention
@@ -67,6 +80,11 @@ class ChunkTransaction:
     @property
     def state(self) -> ChunkState:
         return self._state
+
+    @property
+    def staged(self) -> StagedChunk:
+        """What the accounting knows of the chunk; for checks of the cache."""
+        return self._staged
 
     @property
     def first_latent_frame(self) -> int:
@@ -135,14 +153,45 @@ class ChunkTransaction:
         self._require_open("cross_store")
         return self._cross.view(name, self._spec.local_slot(branch), self._require_open, self._attention)
 
+    # ---------------------------------------------------------------- history
+
+    def rewrite_history(self) -> HistoryRewrite:
+        """Move the chunk to a copy of the history it sees, and return what writes that copy anew.
+
+        From here on the chunk attends to the copy; the session's own K/V stays as it is until the commit. Call it
+        once, before anything is written. Raises HistoryFixed if the spec is not `rewritable_history`, or too late.
+        """
+        self._require_open("rewrite_history")
+        if not self._spec.rewritable_history:
+            raise HistoryFixed("rewrite_history: the spec has rewritable_history=False, so there is no room for a copy")
+        if self._written or self._num_registers or self._rewrite is not None:
+            raise HistoryFixed("rewrite_history: expected once and before the chunk's first write")
+        before = self._staged
+        self._staged = self._table.stage_copy(before)
+        self._bound = self._pool.bind(self._staged)
+        self._pool.copy_history(before, self._staged)
+        self._rewrite = HistoryRewrite(
+            spec=self._spec,
+            latent_frames=before.history,
+            bound=self._bound,
+            like=self._like,
+            attention=self._attention,
+            locate=self._locate,
+            cross_store=self.cross_store,
+        )
+        return self._rewrite
+
     # ---------------------------------------------------------------- end
 
     def commit(self) -> None:
         """Make the chunk's frames and cross stores the session's, and evict frames that left the window.
 
-        Raises ChunkIncomplete, with the chunk still open, unless every layer of every local branch was written.
+        Raises ChunkIncomplete, with the chunk still open, unless every layer of every local branch was written, also
+        of the parts of history that were begun anew.
         """
         self._require_open("commit")
+        if self._rewrite is not None:
+            self._rewrite.require_complete()
         layers, slots = range(self._spec.num_layers), range(self._spec.num_local_branches)
         missing = [(layer, slot) for slot in slots for layer in layers if (layer, slot) not in self._written]
         if missing:

@@ -6,6 +6,8 @@ sink until the visible set is small enough; what is left after a commit is the n
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -33,6 +35,23 @@ class ConcatSession:
         while window is not None and len(frames) > self.spec.sink_latent_frames + window:
             del frames[self.spec.sink_latent_frames]
         return frames
+
+    def rewritten(self, layer: int, branch: int, first: int, k_NHD: Tensor, v_NHD: Tensor) -> ConcatSession:
+        """Return a session whose committed frames from `first` on hold these K and V instead."""
+        tokens = self.spec.tokens_per_latent_frame
+        pieces = zip(k_NHD.split(tokens), v_NHD.split(tokens), strict=True)
+        new = {first + i: pair for i, pair in enumerate(pieces)}
+        twin = ConcatSession(self.spec)
+        twin.num_latent_frames = self.num_latent_frames
+        twin.history = dict(self.history)
+        old = self.history[layer, branch]
+        twin.history[layer, branch] = [(frame, *new.get(frame, (k, v))) for frame, k, v in old]
+        return twin
+
+    def attend_up_to(self, layer: int, branch: int, end: int, visible: Sequence[int], q_NHD: Tensor) -> Tensor:
+        """Return attention over the committed frames among `visible` that lie before `end`."""
+        kept = [(k, v) for frame, k, v in self.history[layer, branch] if frame < end and frame in visible]
+        return naive_attention(q_NHD, torch.cat([k for k, _ in kept]), torch.cat([v for _, v in kept]))
 
     def attend(self, layer: int, branch: int, k_NHD: Tensor, v_NHD: Tensor, q_NHD: Tensor) -> Tensor:
         frames = self.extend(layer, branch, k_NHD, v_NHD)

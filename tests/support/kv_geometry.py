@@ -38,6 +38,7 @@ def tiny_spec(
     cross_stores: tuple[CrossStoreSpec, ...] = (TEXT, IMAGE),
     at_window: AtWindow = AtWindow.SLIDE,
     max_latent_frames: int = 64,
+    rewritable_history: bool = False,
 ) -> KVSpec:
     return KVSpec(
         num_layers=num_layers,
@@ -54,6 +55,7 @@ def tiny_spec(
         cross_stores=cross_stores,
         storage=storage,
         max_latent_frames=max_latent_frames,
+        rewritable_history=rewritable_history,
     )
 
 

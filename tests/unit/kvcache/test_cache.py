@@ -14,11 +14,13 @@ from kvcache.cache import KVCache
 from kvcache.errors import CapacityExceeded, IntegrityError, SessionExists, SessionUnknown
 from kvcache.pages import PageId
 from kvcache.spec import KVSpec, Storage
+from kvcache.transaction import ChunkTransaction
 from tests.support.kv_concat_cache import ConcatSession
 from tests.support.kv_geometry import (
     TEXT,
     generator,
     make_cache,
+    random_pair,
     random_text,
     run_chunks,
     tiny_spec,
@@ -151,6 +153,7 @@ class Step:
     limit: int
     publish: bool
     repeats: int
+    rewrite: bool
 
 
 @dataclass(slots=True)
@@ -163,7 +166,7 @@ class Twin:
 
 
 specs = st.builds(
-    lambda sink, chunk, extra, tokens, branches, storage: tiny_spec(
+    lambda sink, chunk, extra, tokens, branches, storage, rewritable: tiny_spec(
         sink=sink,
         window=None if storage is None else chunk + extra,
         chunk=chunk,
@@ -172,6 +175,7 @@ specs = st.builds(
         num_layers=2,
         storage=storage,
         max_latent_frames=200,
+        rewritable_history=rewritable,
     ),
     sink=st.integers(0, 8),
     chunk=st.integers(1, 4),
@@ -179,6 +183,7 @@ specs = st.builds(
     tokens=st.integers(1, 3),
     branches=st.integers(1, 2),
     storage=st.sampled_from([Storage.EXTENTS, Storage.EXTENTS, Storage.PAGES, None]),
+    rewritable=st.booleans(),
 )
 steps = st.lists(
     st.builds(
@@ -188,6 +193,7 @@ steps = st.lists(
         num_latent_frames=st.integers(1, 4),
         limit=st.integers(0, 4),
         publish=st.booleans(),
+        rewrite=st.booleans(),
         repeats=st.integers(1, 5),
     ),
     min_size=10,
@@ -251,25 +257,45 @@ def tick(cache: KVCache, twin: Twin, step: Step, seed: int) -> None:
         if expected_text is not None:
             expected = random_text(TEXT, spec, generator(expected_text), 1 + expected_text % 5)
             assert all(torch.equal(text.read(layer)[0], k) for layer, (k, _) in enumerate(expected))
+        history = twin.history
+        if step.rewrite and spec.rewritable_history and history.num_latent_frames:
+            history = rewrite(chunk, history, rng)
         written = write_all(chunk, spec, rng, limit=step.limit if step.act == "fail" else None)
         for layer, branch, k, v in written:
             frames = visible_by_frame(chunk, spec, layer, branch)
-            visible = twin.history.extend(layer, branch, k, v)
+            visible = history.extend(layer, branch, k, v)
             assert sorted(frames) == [frame for frame, _, _ in visible]
             for frame, frame_k, frame_v in visible:
                 assert torch.equal(frames[frame][0], frame_k)
                 assert torch.equal(frames[frame][1], frame_v)
             q = torch.randn(3, 2, 4, generator=rng)
             attended = chunk.attend(layer, q, branch=branch)
-            torch.testing.assert_close(attended, twin.history.attend(layer, branch, k, v, q), atol=1e-5, rtol=0)
+            torch.testing.assert_close(attended, history.attend(layer, branch, k, v, q), atol=1e-5, rtol=0)
         cache.check_integrity()
         if step.act == "tick":
             chunk.commit()
+            twin.history = history
             twin.history.commit(written, count)
             twin.text_seed = expected_text
             twin.needs_at_least = 1
         else:
-            twin.needs_at_least = count
+            # A chunk that wrote on a copy wrote over nothing.
+            twin.needs_at_least = max(twin.needs_at_least, 1 if history is not twin.history else count)
+
+
+def rewrite(chunk: ChunkTransaction, twin: ConcatSession, rng: torch.Generator) -> ConcatSession:
+    """Write the newest visible frame of history anew and return the twin of that."""
+    copy = chunk.rewrite_history()
+    if not copy.latent_frames:
+        return twin.rewritten(0, 0, 0, *random_pair(twin.spec, 0, rng))
+    first = copy.latent_frames[-1]
+    part = copy.part(range(first, first + 1))
+    for layer in range(twin.spec.num_layers):
+        for branch in range(twin.spec.num_local_branches):
+            k, v = random_pair(twin.spec, twin.spec.tokens_per_latent_frame, rng)
+            part.write(layer, k, v, branch=branch)
+            twin = twin.rewritten(layer, branch, first, k, v)
+    return twin
 
 
 def check_accounting(cache: KVCache, twins: dict[str, Twin]) -> None:
