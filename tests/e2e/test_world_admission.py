@@ -1,0 +1,144 @@
+"""The `world` dialect over real sockets: places in the worker, and the queue for them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from server.config import LimitsSection, ServerSection, SessionSection
+from tests.support.server_client import image_field
+from tests.support.server_scripted import Server, serving
+from tests.support.server_worker import ScriptedWorker, model_info
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    async with serving() as it:
+        yield it
+
+
+# ---------------------------------------------------------------- admission
+
+
+async def test_clients_queue_with_their_position(server: Server) -> None:
+    first, second = await server.connect(), await server.connect()
+    await first.start()
+    await second.start()
+    waiting = [await server.connect(), await server.connect()]
+    for index, socket in enumerate(waiting):
+        await socket.send("session.start", protocol=1, prompt="", image=image_field())
+        assert await socket.expect("session.queued") == {
+            "type": "session.queued",
+            "position": index + 1,
+            "queued": index + 1,
+        }
+    await waiting[1].send("ping", t=3)
+    await waiting[1].expect("pong")
+    assert len(server.worker.sessions) == 2
+    await first.send("session.close")
+    assert await first.closed() == 1000
+    await waiting[0].expect("session.started")
+    await waiting[1].expect("session.queued", position=1, queued=1)
+    await waiting[1].drop()
+    await server.until(lambda: server.context.table.num_waiting == 0)
+    assert len(server.worker.sessions) == 2
+
+
+async def test_a_full_server_with_a_full_queue_says_so() -> None:
+    worker = ScriptedWorker(model_info(capacity_sessions=1))
+    async with serving(worker, session=SessionSection(max_queued=0)) as server:
+        first = await server.connect()
+        await first.start()
+        second = await server.connect()
+        await second.send("session.start", protocol=1, prompt="", image=image_field())
+        error = await second.error(code="capacity")
+        assert error["retryable"]
+        assert "session.max_queued" in error["message"]
+        assert await second.closed() == 1013
+        await first.media()
+
+
+@pytest.mark.parametrize("max_queued", [0, 4])
+async def test_the_longest_parked_session_makes_room(max_queued: int) -> None:
+    async with serving(session=SessionSection(max_queued=max_queued)) as server:
+        started = []
+        for _ in range(2):
+            socket = await server.connect()
+            started.append(await socket.start())
+            await socket.drop()
+            await server.until_parked(started[-1]["session_id"])
+            server.clock.now += 1.0
+        newcomer = await server.connect()
+        await newcomer.start()
+        assert started[0]["session_id"] not in server.worker.sessions
+        again = await server.connect()
+        await again.send("session.start", protocol=1, resume_token=started[0]["resume_token"], last_chunk_index=-1)
+        await again.error(code="session_evicted")
+        await again.resume(started[1]["resume_token"], -1)
+
+
+async def test_a_session_that_parks_while_others_wait_makes_room() -> None:
+    async with serving(ScriptedWorker(model_info(capacity_sessions=1))) as server:
+        first, second = await server.connect(), await server.connect()
+        await first.start()
+        await second.send("session.start", protocol=1, prompt="", image=image_field())
+        await second.expect("session.queued")
+        await first.drop()
+        await second.expect("session.started")
+
+
+async def test_a_client_that_leaves_while_its_session_opens_leaves_nothing(server: Server) -> None:
+    server.worker.hold()
+    socket = await server.connect()
+    await socket.send("session.start", protocol=1, prompt="", image=image_field())
+    await server.until(lambda: server.context.table.num_resident == 1)
+    await socket.drop()
+    server.worker.release()
+    await server.until(lambda: server.context.table.num_resident == 0)
+    assert server.worker.sessions == {}
+
+
+async def test_sessions_tick_one_at_a_time_and_share_the_worker(server: Server) -> None:
+    sockets = [await server.connect(), await server.connect()]
+    for socket in sockets:
+        await socket.start(pacing="free")
+    for _ in range(10):
+        for socket in sockets:
+            await socket.media()
+    assert server.worker.max_ticks_in_flight == 1
+    served = server.worker.served[:16]
+    assert min(served.count(name) for name in set(served)) >= 4
+
+
+# ---------------------------------------------------------------- rights
+
+
+async def test_tokens_are_asked_for_and_sessions_are_their_owners() -> None:
+    config = {
+        "server": ServerSection(tokens=("alpha", "beta")),
+        "limits": LimitsSection(max_sessions_per_token=1),
+    }
+    async with serving(**config) as server:
+        stranger = await server.connect()
+        await stranger.error(code="unauthorized")
+        assert await stranger.closed() == 1008
+        alpha = await server.connect(additional_headers={"Authorization": "Bearer alpha"})
+        started = await alpha.start()
+        beta = await server.connect(subprotocols=["worldserve.v1", "worldserve.token.beta"])
+        assert beta.connection.subprotocol == "worldserve.v1"
+        await beta.send("session.start", protocol=1, resume_token=started["resume_token"], last_chunk_index=-1)
+        await beta.error(code="bad_resume_token")
+        await beta.start()
+        second = await server.connect(additional_headers={"Authorization": "Bearer alpha"})
+        await second.send("session.start", protocol=1, prompt="", image=image_field())
+        error = await second.error(code="too_many_sessions")
+        assert "limits.max_sessions_per_token" in error["message"]
+
+
+async def test_pages_of_other_origins_are_turned_away(server: Server) -> None:
+    evil = await server.connect(origin="http://evil.example")
+    await evil.error(code="origin_not_allowed")
+    assert await evil.closed() == 1008
+    same = await server.connect(origin=server.url.rstrip("/"))
+    await same.start()
