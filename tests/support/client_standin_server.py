@@ -50,6 +50,7 @@ class Behaviour:
     refuse_events: dict[int, wire.ErrorMessage] = field(default_factory=dict)
     max_chunks: int | None = None
     skip_chunk: int | None = None
+    late_chunks: int = 0
     ignore: set[str] = field(default_factory=set)
 
 
@@ -264,6 +265,8 @@ class StandinServer:
             dropped = wire.EventDropped(event_id=event.event_id, reason=wire.DropReason.RESET)
             await connection.send(dropped.model_dump_json())
         world.pending.clear()
+        for _ in range(self.behaviour.late_chunks):
+            world.make()
         world.run, world.made, world.shown, world.failed = world.run + 1, 0, -1, False
         await self._state(connection, world)
 

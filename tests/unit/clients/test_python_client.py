@@ -268,6 +268,15 @@ async def test_reset_begins_a_new_run_and_drops_what_waited(server: StandinServe
     assert transitions == [{"actions": ["d"]}, {"actions": []}]
 
 
+async def test_a_chunk_of_the_old_run_may_come_after_the_reset(server: StandinServer, connect: Any) -> None:
+    server.behaviour.max_chunks = 2
+    server.behaviour.late_chunks = 1
+    async with connect() as world:
+        await take(world, 2)
+        await world.reset()
+        assert indices(await take(world, 3)) == [(0, 2), (1, 0), (1, 1)]
+
+
 async def test_pause_stops_and_unpause_goes_on(server: StandinServer, connect: Any) -> None:
     async with connect(report_playback=False) as world:
         chunks = await take(world, 2)
