@@ -534,13 +534,23 @@ class SessionActor:
         self._encode_task.cancel()
         await asyncio.get_running_loop().run_in_executor(self._services.encode_pool, self._encoder.close)
 
-    async def shut_down(self) -> None:
-        """Stop everything at once because the server ends; the worker is stopped by its owner."""
+    def say_goodbye(self) -> None:
+        """End the session because the server ends: answer every event and close the socket. Again does nothing.
+
+        Nothing is asked of the worker, which is stopped by its owner.
+        """
         self._services.scheduler.remove(self.session_id)
-        if self._outlet is not None:
-            self._send_error(Unavailable(ErrorCode.SHUTTING_DOWN, "the server is shutting down"))
-            self._outlet.close(CloseCode.RESTART, "shutting down", discard=True)
-            self._outlet = None
+        if self._outlet is None:
+            return
+        self._send_error(Unavailable(ErrorCode.SHUTTING_DOWN, "the server is shutting down"))
+        self._send_dropped(self.session.abandon_tick() + self.session.begin_close(), DropReason.CLOSED)
+        self._send(SessionClosedMessage(session_id=self.session_id, reason=ErrorCode.SHUTTING_DOWN))
+        self._outlet.close(CloseCode.RESTART, "shutting down", discard=True)
+        self._outlet = None
+
+    async def shut_down(self) -> None:
+        """Stop everything at once because the server ends."""
+        self.say_goodbye()
         self._tasks.cancel()
         await self._tasks.join()
         self._encoder.close()

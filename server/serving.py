@@ -12,10 +12,12 @@ from contextlib import suppress
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from server.app import create_app
 from server.config import ServerConfig, ServerSection
 from server.console import LoadBar, follow_loading
+from server.session_table import SessionTable
 from server.worker_client import Worker, WorkerStatus
 from worldmodel.errors import LoadFailed
 
@@ -23,15 +25,28 @@ WS_PING_S = 5.0
 """Ping interval and time-out: a peer that vanished without a word is noticed within twice this time."""
 
 
+GOODBYE_SHARE = 0.25
+"""Share of `server.shutdown_s` that clients get to answer a close; then their connections are cut."""
+
+GOODBYE_POLL_S = 0.02
+
+
 class ServeError(Exception):
     """Report why the server cannot be started, in one sentence."""
 
 
-def bind(section: ServerSection) -> socket.socket:
-    """Bind the listening socket, so that a taken port is one sentence before anything else has started."""
+def bind(section: ServerSection, *, stall_timeout_s: float) -> socket.socket:
+    """Bind the listening socket, so that a taken port is one sentence before anything else has started.
+
+    Connections inherit `stall_timeout_s`: a peer whose machine acknowledges nothing for that long is given up by the
+    operating system, also while there is nothing to send from here but what is in its buffer.
+    """
     family = socket.AF_INET6 if ":" in section.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        timeout_ms = min(math.ceil(stall_timeout_s * 1000), 2**31 - 1)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout_ms)
     try:
         listener.bind((section.host, section.port))
     except (OSError, UnicodeError) as error:
@@ -57,7 +72,7 @@ def uvicorn_config(app: FastAPI, config: ServerConfig) -> uvicorn.Config:
         ws_max_size=config.limits.max_message_bytes,
         ws_ping_interval=WS_PING_S,
         ws_ping_timeout=WS_PING_S,
-        timeout_graceful_shutdown=math.ceil(config.server.shutdown_s),
+        timeout_graceful_shutdown=math.ceil(config.server.shutdown_s * (1 - GOODBYE_SHARE)),
         lifespan="on",
         access_log=False,
         server_header=False,
@@ -65,9 +80,50 @@ def uvicorn_config(app: FastAPI, config: ServerConfig) -> uvicorn.Config:
     )
 
 
+class WorldServer(uvicorn.Server):
+    """uvicorn, which tells every client that the server ends before it takes the connections away.
+
+    uvicorn alone closes them first: a client that is just sending would see a reset connection and no reason.
+    """
+
+    def __init__(self, config: uvicorn.Config, table: SessionTable, *, goodbye_s: float) -> None:
+        super().__init__(config)
+        self._table = table
+        self._goodbye_s = goodbye_s
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop listening, say goodbye, wait until the clients have answered or their time is over, then go on."""
+        for server in self.servers:
+            server.close()
+        self._table.say_goodbye()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._goodbye_s):
+                # uvicorn has no event for the end of a connection. The first pause lets the writers send the close.
+                await asyncio.sleep(GOODBYE_POLL_S)
+                while self._is_awaiting_answers() and not self.force_exit:  # noqa: ASYNC110
+                    await asyncio.sleep(GOODBYE_POLL_S)
+        await super().shutdown(sockets)
+
+    def _is_awaiting_answers(self) -> bool:
+        """Look for sockets that were told to close and did not answer yet."""
+        return any(
+            isinstance(connection, WebSocketsSansIOProtocol) and connection.close_sent
+            for connection in self.server_state.connections
+        )
+
+
+def world_server(app: FastAPI, config: ServerConfig) -> WorldServer:
+    """Make the server of an application; run it with `serve` or, without signal handlers, `_serve`."""
+    return WorldServer(
+        uvicorn_config(app, config),
+        app.state.context.table,
+        goodbye_s=config.server.shutdown_s * GOODBYE_SHARE,
+    )
+
+
 def serve(config: ServerConfig, *, open_browser: bool = False) -> None:
     """Serve until a signal comes. Raises `ServeError` or `LoadFailed`."""
-    listener = bind(config.server)
+    listener = bind(config.server, stall_timeout_s=config.session.stall_timeout_s)
     try:
         asyncio.run(_serve(config, listener, open_browser=open_browser))
     finally:
@@ -76,7 +132,7 @@ def serve(config: ServerConfig, *, open_browser: bool = False) -> None:
 
 async def _serve(config: ServerConfig, listener: socket.socket, *, open_browser: bool) -> None:
     app = create_app(config)
-    server = uvicorn.Server(uvicorn_config(app, config))
+    server = world_server(app, config)
     url = url_of(listener, config.server)
     watcher = asyncio.create_task(_watch(app, server, url, open_browser=open_browser))
     try:

@@ -78,6 +78,7 @@ class SessionTable:
         self._tasks = TaskSet("session table")
         self._timers_changed = asyncio.Event()
         self._unsubscribe: Callable[[], None] | None = None
+        self._is_stopping = False
         self._rules = SessionRules(
             max_pending_events=config.session.max_pending_events,
             lead_chunks=config.session.lead_chunks,
@@ -103,12 +104,19 @@ class SessionTable:
         self._tasks.spawn(self._scheduler.run())
         self._tasks.spawn(self._run_timers())
 
+    def say_goodbye(self) -> None:
+        """Tell every client that the server ends and close its socket; nothing is started any more."""
+        self._is_stopping = True
+        self._admission.refuse_all(_shutting_down())
+        for actor in tuple(self._actors.values()):
+            actor.say_goodbye()
+
     async def shut_down(self) -> None:
         """End everything that runs; clients that are still connected are told."""
         if self._unsubscribe is not None:
             self._unsubscribe()
             self._unsubscribe = None
-        self._admission.refuse_all(Unavailable(ErrorCode.SHUTTING_DOWN, "the server is shutting down"))
+        self.say_goodbye()
         self._tasks.cancel()
         await self._tasks.join()
         for actor in tuple(self._actors.values()):
@@ -117,6 +125,10 @@ class SessionTable:
         self._by_token.clear()
 
     # ------------------------------------------------------------ what can be seen
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._is_stopping
 
     @property
     def num_resident(self) -> int:
@@ -172,6 +184,8 @@ class SessionTable:
 
     def require_worker(self) -> ModelInfo:
         """Return what the worker serves. Raises `Unavailable` that says why it serves nothing."""
+        if self._is_stopping:
+            raise _shutting_down()
         info = self._worker.info
         if self._worker.status is WorkerStatus.READY and info is not None:
             return info
@@ -216,6 +230,7 @@ class SessionTable:
             info = self.require_worker()
             encoder = await self._create_encoder(request.format, info)
             await self._open_in_worker(session_id, request, encoder)
+            self.require_worker()
         except BaseException:
             place.release()
             if encoder is not None:
@@ -296,7 +311,9 @@ class SessionTable:
     # ------------------------------------------------------------ resume, parking, ending
 
     def resume(self, token: str, owner: str | None) -> SessionActor:
-        """Find the session of a resume token. Raises `UnknownId`."""
+        """Find the session of a resume token. Raises `UnknownId`, or `Unavailable` while the server stops."""
+        if self._is_stopping:
+            raise _shutting_down()
         actor = self._by_token.get(ResumeToken(token))
         if actor is not None and actor.owner == owner and actor.session.phase not in (Phase.CLOSING, Phase.CLOSED):
             return actor
@@ -407,6 +424,10 @@ class SessionTable:
 
     def _decode(self, image: bytes, *, field: str) -> RawImage:
         return decode_image(image, limits=self._config.limits, field=field)
+
+
+def _shutting_down() -> Unavailable:
+    return Unavailable(ErrorCode.SHUTTING_DOWN, "the server is shutting down")
 
 
 def _ignore_position(position: int, num_queued: int) -> None:

@@ -12,14 +12,13 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Self
 
-import uvicorn
 from fastapi import FastAPI
 from PIL import Image
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 from server.config import ModelSection, ServerConfig
-from server.serving import uvicorn_config
+from server.serving import world_server
 from server.wire.binary import unpack_chunk
 from server.wire.messages import ChunkHeader
 
@@ -162,10 +161,9 @@ class WorldSocket:
 async def running(app: FastAPI, config: ServerConfig, *, ws_ping_s: float | None = None) -> AsyncIterator[str]:
     """Serve an application in this event loop and give its URL. `ws_ping_s` replaces interval and time-out of pings."""
     listener = socket.create_server(("127.0.0.1", 0))
-    settings = uvicorn_config(app, config)
+    server = world_server(app, config)
     if ws_ping_s is not None:
-        settings.ws_ping_interval = settings.ws_ping_timeout = ws_ping_s
-    server = uvicorn.Server(settings)
+        server.config.ws_ping_interval = server.config.ws_ping_timeout = ws_ping_s
     started = asyncio.Event()
     startup = server.startup
 

@@ -1,0 +1,28 @@
+"""The listening socket, before anything is served on it."""
+
+from __future__ import annotations
+
+import socket
+import sys
+
+import pytest
+
+from server.config import ServerSection
+from server.serving import ServeError, bind
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason=f"{sys.platform} has no TCP_USER_TIMEOUT")
+@pytest.mark.parametrize(("stall_timeout_s", "timeout_ms"), [(60.0, 60_000), (0.2504, 251), (1e9, 2**31 - 1)])
+def test_connections_inherit_the_stall_timeout(stall_timeout_s: float, timeout_ms: int) -> None:
+    with bind(ServerSection(port=0), stall_timeout_s=stall_timeout_s) as listener:
+        listener.listen()
+        with socket.create_connection(listener.getsockname()), listener.accept()[0] as accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == timeout_ms
+
+
+def test_a_taken_port_is_one_sentence() -> None:
+    with bind(ServerSection(port=0), stall_timeout_s=1.0) as listener:
+        listener.listen()
+        port = listener.getsockname()[1]
+        with pytest.raises(ServeError, match=rf"127\.0\.0\.1:{port}: the port is in use"):
+            bind(ServerSection(port=port), stall_timeout_s=1.0)
