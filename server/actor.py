@@ -1,6 +1,6 @@
-"""The asyncio shell around one `Session`: worker calls, encoding in threads, and the socket it is connected to.
+"""The asyncio shell around one `Session`: worker calls, and the socket it is connected to.
 
-    Scheduler.run ─> run_tick ─> worker.tick ─> commit ─> encode task ─> Outlet.send_chunk ─> chunk_sent
+    Scheduler.run ─> run_tick ─> worker.tick ─> commit ─> ChunkEncoder ─> Outlet.send_chunk ─> chunk_sent
     client task   ─> begin_reset / begin_close ─> a task of the actor's own, one at a time, between ticks
 
 No method awaits the worker in a client's task, so that a lost socket cancels nothing half-way.
@@ -14,11 +14,11 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 from server.admission import Place
 from server.clock import Clock
+from server.encoding import ChunkEncoder, EncodingDone, EncodingServices
 from server.errors import (
     CloseCode,
     CommitMismatch,
@@ -136,7 +136,12 @@ class SessionActor:
         self.parked_at: float | None = self.created_at
         self.end_reason: str | None = None
         self._services = services
-        self._encoder = encoder
+        self._encoder = ChunkEncoder(
+            encoder,
+            EncodingServices(pool=services.encode_pool, clock=services.clock, metrics=services.metrics),
+            on_ready=self._chunk_ready,
+            on_lost=self._media_lost,
+        )
         self._place: Place | None = place
         self._image_file = image_file
         self._outlet: Outlet | None = None
@@ -145,10 +150,8 @@ class SessionActor:
         self._between_ticks.set()
         self._operation = asyncio.Lock()
         self._worker_state_lost = False
-        self._lost_run: int | None = None
-        self._to_encode: asyncio.Queue[tuple[CommittedChunk, CommittedTick]] = asyncio.Queue()
         self._tasks = TaskSet(f"session {session.session_id}")
-        self._encode_task = self._tasks.spawn(self._encode_chunks())
+        self._encode_task = self._tasks.spawn(self._encoder.run())
         self._closing: asyncio.Task[None] | None = None
         services.scheduler.add(self)
 
@@ -315,7 +318,7 @@ class SessionActor:
             )
             return
         self._observe(chunk)
-        self._to_encode.put_nowait((chunk, answered))
+        self._encoder.put(chunk, answered)
 
     def _observe(self, chunk: CommittedChunk) -> None:
         metrics = self._services.metrics
@@ -334,45 +337,20 @@ class SessionActor:
 
     # ------------------------------------------------------------ media
 
-    async def _encode_chunks(self) -> None:
-        while True:
-            chunk, answered = await self._to_encode.get()
-            try:
-                if chunk.run != self._lost_run:
-                    await self._encode_one(chunk, answered)
-            finally:
-                self._to_encode.task_done()
-
-    async def _encode_one(self, chunk: CommittedChunk, answered: CommittedTick) -> None:
-        try:
-            ready = await self._encode(chunk, answered)
-        except Exception as error:
-            # The boundary of all encoding: whatever went wrong, this chunk's pictures are lost.
-            self._media_lost(chunk, error)
-            return
+    def _chunk_ready(self, done: EncodingDone) -> None:
+        ready = self.session.chunk_ready(
+            done.chunk,
+            done.encoded,
+            transfer_ms=done.transfer_ms,
+            encode_ms=done.encode_ms,
+            now=self._services.clock(),
+        )
         if self._outlet is not None:
             self._outlet.send_chunk(ready)
         self._services.scheduler.wake()
 
-    async def _encode(self, chunk: CommittedChunk, answered: CommittedTick) -> ReadyChunk[EncodedChunk]:
-        message, payload = await answered.media
-        if (message.request_id, message.chunk_index) != (chunk.request_id, chunk.chunk_index):
-            raise ValueError(f"expected media of {chunk.request_id}, got {message.request_id}")
-        clock = self._services.clock
-        started_at = clock()
-        encode = partial(self._encoder.encode, message.parts, payload, message.num_media_frames)
-        encoded = await asyncio.get_running_loop().run_in_executor(self._services.encode_pool, encode)
-        now = clock()
-        metrics = self._services.metrics
-        metrics.stage_s.labels("transfer").observe(message.transfer_ms / 1000)
-        metrics.stage_s.labels("encode").observe(now - started_at)
-        return self.session.chunk_ready(
-            chunk, encoded, transfer_ms=message.transfer_ms, encode_ms=(now - started_at) * 1000, now=now
-        )
-
     def _media_lost(self, chunk: CommittedChunk, error: Exception) -> None:
-        """Fail the session: later chunks of the run would leave a hole."""
-        self._lost_run = chunk.run
+        """Fail the session, unless a reset has left the chunk's run behind already."""
         if chunk.run != self.session.run:
             return
         if isinstance(error, WorkerUnavailable):
@@ -512,7 +490,7 @@ class SessionActor:
         async with self._operation:
             await self._between_ticks.wait()
             cleaned_up = await self._close_in_worker()
-        await self._to_encode.join()
+        await self._encoder.drain()
         self.session.finish_close(cleaned_up=cleaned_up)
         self._services.scheduler.remove(self.session_id)
         if not cleaned_up:
@@ -532,7 +510,7 @@ class SessionActor:
 
     async def _free(self) -> None:
         self._encode_task.cancel()
-        await asyncio.get_running_loop().run_in_executor(self._services.encode_pool, self._encoder.close)
+        await self._encoder.close_in_pool()
 
     def say_goodbye(self) -> None:
         """End the session because the server ends: answer every event and close the socket. Again does nothing.
