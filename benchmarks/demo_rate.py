@@ -133,7 +133,8 @@ def watch_with_browser(process: DemoProcess, duration_s: float) -> Watch:
         page.goto(process.url)
         page.wait_for_selector("body.has-picture[data-view=world]", timeout=60_000)
         began = _player(page)
-        number, held = 0, ()
+        number = 0
+        held: tuple[str, ...] = ()
         while watch.now_s < duration_s:
             for key in held:
                 page.keyboard.up(key)
