@@ -7,6 +7,7 @@ session is in its `LingBotState`, which a tick reads and never writes.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -17,30 +18,25 @@ from kvcache.spec import KVSpec
 from kvcache.transaction import ChunkTransaction
 from worldmodel.adapter import GeneratedChunk, ModelSpec, ProgressFn, SessionOpening
 from worldmodel.errors import LoadFailed, RequestRefused
-from worldmodel.lingbot.camera import NUM_COEFFICIENTS, TOKEN_PIXELS, CameraEmbedding
+from worldmodel.lingbot.camera import TOKEN_PIXELS, CameraEmbedding
 from worldmodel.lingbot.condition import next_condition, start_condition
 from worldmodel.lingbot.config import LingBotOptions, NoiseLayout, Sampler
 from worldmodel.lingbot.media import DeviceMedia, needs_pixels
+from worldmodel.lingbot.memory import MAX_BASES, plan_kv
 from worldmodel.lingbot.noise import NoiseSource, PerChunkNoise
 from worldmodel.lingbot.pipeline import ChunkSampler
 from worldmodel.lingbot.prompts import Prompt, PromptEncoder
+from worldmodel.lingbot.recache import CleanHistory, HistoryEncoder, extend_history
 from worldmodel.lingbot.reducer import CameraPlan, CameraReducer
 from worldmodel.lingbot.stage_clock import StageClock
 from worldmodel.lingbot.state import LingBotState
-from worldmodel.lingbot.transformer import TEXT_STORE, ChunkInputs, kv_geometry
+from worldmodel.lingbot.transformer import TEXT_STORE
 from worldmodel.lingbot.weights import LoadedModel, load_model
 from worldmodel.messages import MediaFormat, StartWorker, Tick
 from worldmodel.wan.flow_scheduler import SamplerTable, nominal_table, official_table
 from worldmodel.wan.image import prepare_image
-from worldmodel.wan.layers import PATCH
 from worldmodel.wan.precision import PrecisionPlan, precision_plan
 from worldmodel.wan.vae import VAECache
-
-MAX_BASES = 2
-"""Camera bases kept: one for the default intrinsics, one for those of a trajectory."""
-
-DECODE_ACTIVATIONS = 4
-"""Activations of the decoder's widest stage that are alive at once; an estimate, for the memory plan only."""
 
 
 def create_adapter(config: StartWorker, progress: ProgressFn) -> LingBotAdapter:
@@ -119,6 +115,9 @@ class LingBotAdapter:
         self._camera = CameraEmbedding(
             linear.weight, linear.bias, config.height, config.width, max_bases=MAX_BASES, dtype=plan.linear
         )
+        self._history = None
+        if options.recache_on_prompt:
+            self._history = HistoryEncoder(model.transformer, self._sampler, self._camera)
         self._spec = self._describe(model, options, plan, config.fps)
 
     def _describe(self, model: LoadedModel, options: LingBotOptions, plan: PrecisionPlan, fps: int) -> ModelSpec:
@@ -146,41 +145,15 @@ class LingBotAdapter:
 
     def kv_spec(self) -> KVSpec:
         """Return the K/V geometry, with the bytes this adapter holds per session and for all."""
-        latent_height, latent_width = self._latent_size
-        return kv_geometry(
+        return plan_kv(
             self._transformer.config,
+            self._vae,
             self._transformer.plan,
-            latent_height=latent_height,
-            latent_width=latent_width,
+            width=self._width,
+            height=self._height,
             requested_sessions=self._requested_sessions,
-            model_owned_bytes=self._session_bytes(),
-            worker_owned_bytes=self._worker_bytes(),
+            recache_on_prompt=self._history is not None,
         )
-
-    @property
-    def _latent_size(self) -> tuple[int, int]:
-        factor = self._vae.config.spatial_factor
-        return self._height // factor, self._width // factor
-
-    def _session_bytes(self) -> int:
-        """Count the VAE caches twice, committed and in flight, then the start image, the condition and the text."""
-        config, plan = self._transformer.config, self._transformer.plan
-        latent_height, latent_width = self._latent_size
-        image_bytes = 3 * self._height * self._width * 4
-        condition_bytes = config.in_channels * self._num_frames * latent_height * latent_width * 4
-        text_bytes = config.text_rows * config.text_dim * plan.linear.itemsize
-        return (
-            2 * self._vae.cache_bytes(self._height, self._width, plan.vae) + image_bytes + condition_bytes + text_bytes
-        )
-
-    def _worker_bytes(self) -> int:
-        """Count camera scale and shift of all layers for the chunk in flight, the camera bases, and decoding."""
-        config, plan = self._transformer.config, self._transformer.plan
-        tokens_per_frame = math.prod(self._latent_size) // PATCH**2
-        modulation = 2 * config.num_layers * self._num_frames * tokens_per_frame * config.width
-        bases = MAX_BASES * NUM_COEFFICIENTS * tokens_per_frame * config.width
-        frames = self._spec.chunk_media_frames * self._vae.config.decoder_base_dim * self._height * self._width
-        return (modulation + bases) * plan.linear.itemsize + DECODE_ACTIVATIONS * frames * plan.vae.itemsize
 
     # ------------------------------------------------------------ sessions
 
@@ -222,15 +195,11 @@ class LingBotAdapter:
         prompt = state.prompt if tick.prompt is None else self._prompts.encode(tick.prompt)
         clock = StageClock(self._device)
         clock.mark()
-        self._show_prompt(prompt, state.prompt, chunk)
+        self._show_prompt(prompt, state, chunk)
         condition_CFYX, condition = next_condition(self._vae, state.condition, self._num_frames)
-        inputs = self._inputs(condition_CFYX, camera, chunk)
         shape_CFYX = (self._transformer.config.out_channels, *condition_CFYX.shape[1:])
         noise, noise_state = self._noise.draw(state.noise, shape_CFYX)
-        latents_CFYX = self._sampler.denoise(noise, inputs, chunk)
-        clock.mark()
-        self._sampler.store_clean(latents_CFYX, inputs, chunk)
-        clock.mark()
+        latents_CFYX = self._denoise(noise, condition_CFYX, camera, chunk, clock)
         frames_3THW, decoder_cache = self._decode(latents_CFYX, state)
         media = DeviceMedia(state.outputs, latents_CFYX, frames_3THW)
         clock.mark()
@@ -244,6 +213,7 @@ class LingBotAdapter:
                 condition=condition,
                 camera=camera.state,
                 decoder_cache=decoder_cache,
+                history=self._extend_history(state, latents_CFYX, condition_CFYX, camera, chunk),
             ),
             media=media,
             num_media_frames=self._num_media_frames(chunk),
@@ -254,15 +224,47 @@ class LingBotAdapter:
             decode_ms=decode_ms,
         )
 
-    def _show_prompt(self, prompt: Prompt, before: Prompt, chunk: ChunkTransaction) -> None:
-        """Publish the text if it changed or is not there yet. History keeps what it was made with."""
-        store = chunk.cross_store(TEXT_STORE)
-        if prompt.text != before.text or not store.is_filled:
-            self._transformer.publish_text(prompt.rows_LC, chunk, merge_padding=self._merge_padding)
+    def _show_prompt(self, prompt: Prompt, state: LingBotState, chunk: ChunkTransaction) -> None:
+        """Publish the text if it changed or is not there yet.
 
-    def _inputs(self, condition_CFYX: torch.Tensor, camera: CameraPlan, chunk: ChunkTransaction) -> ChunkInputs:
+        History keeps what it was made with, unless `recache_on_prompt` asks for it to be encoded anew.
+        """
+        is_new = prompt.text != state.prompt.text
+        if is_new or not chunk.cross_store(TEXT_STORE).is_filled:
+            self._transformer.publish_text(prompt.rows_LC, chunk, merge_padding=self._merge_padding)
+        if is_new and self._history is not None and state.history:
+            self._history.encode(state.history, chunk)
+
+    def _denoise(
+        self,
+        noise: Sequence[torch.Tensor],
+        condition_CFYX: torch.Tensor,
+        camera: CameraPlan,
+        chunk: ChunkTransaction,
+        clock: StageClock,
+    ) -> torch.Tensor:
+        """Return the clean latents, their history staged. What the forwards share is freed before the decoding."""
         rays_TD = self._camera.tokens(camera.relative_n44, camera.intrinsics_n4)
-        return self._transformer.chunk_inputs(condition_CFYX, rays_TD, chunk.first_latent_frame)
+        inputs = self._transformer.chunk_inputs(condition_CFYX, rays_TD, chunk.first_latent_frame)
+        latents_CFYX = self._sampler.denoise(noise, inputs, chunk)
+        clock.mark()
+        self._sampler.store_clean(latents_CFYX, inputs, chunk)
+        clock.mark()
+        return latents_CFYX
+
+    def _extend_history(
+        self,
+        state: LingBotState,
+        latents_CFYX: torch.Tensor,
+        condition_CFYX: torch.Tensor,
+        camera: CameraPlan,
+        chunk: ChunkTransaction,
+    ) -> CleanHistory:
+        if self._history is None:
+            return ()
+        visible = frozenset(chunk.visible_latent_frames)
+        first = chunk.first_latent_frame
+        return extend_history(state.history, visible, first, latents_CFYX, condition_CFYX, camera)
 
     def _decode(self, latents_CFYX: torch.Tensor, state: LingBotState) -> tuple[torch.Tensor | None, VAECache | None]:
         if not needs_pixels(state.outputs):

@@ -90,7 +90,10 @@ class LingBotOptions:
     for keys and key scripts, `clip_max` for trajectories and `unit` for motions. `reference_intrinsics`: None means
     500 px of focal length at the target size and a centred principal point. `pad_text_exact` attends to 512 text rows
     one by one instead of one weighted padding row; equal, slower, there to check the other. `max_trajectory_poses`
-    bounds a trajectory.
+    bounds a trajectory. `recache_on_prompt`: encode the visible history anew under a new prompt before the chunk that
+    brings it, instead of keeping what the old prompt made of it. That chunk then costs one commit forward more for each
+    chunk in sight (at the published geometry about the work of a whole chunk), and the worker reserves K/V storage of
+    one session more.
     """
 
     sampler: Sampler = Sampler.NOMINAL
@@ -104,6 +107,7 @@ class LingBotOptions:
     text_cleaning: TextCleaning = TextCleaning.WHITESPACE
     pad_text_exact: bool = False
     max_trajectory_poses: int = MAX_TRAJECTORY_POSES
+    recache_on_prompt: bool = False
 
     @classmethod
     def from_json(cls, data: bytes) -> LingBotOptions:
@@ -160,6 +164,9 @@ def _read_options(value: object) -> LingBotOptions:
             "max_trajectory_poses",
             minimum=1,
             maximum=MAX_TRAJECTORY_POSES,
+        ),
+        recache_on_prompt=_READER.read_bool(
+            options.get("recache_on_prompt", defaults.recache_on_prompt), "recache_on_prompt"
         ),
     )
     _check_geometry(result)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
-from kvcache.transaction import ChunkTransaction
+from kvcache.transaction import ChunkTransaction, LayerKV
 from worldmodel.lingbot.transformer import ChunkInputs, LingBotTransformer
 from worldmodel.wan.flow_scheduler import COMMIT_TIMESTEP, SamplerTable, add_noise, clean_from_flow
 
@@ -51,6 +51,6 @@ class ChunkSampler:
         flow_CFYX = self._transformer.flow(x_CFYX, self._step_times[index], inputs, chunk)
         return flow_CFYX, clean_from_flow(x_CFYX, flow_CFYX, self.table[index].x0_sigma)
 
-    def store_clean(self, x0_CFYX: torch.Tensor, inputs: ChunkInputs, chunk: ChunkTransaction) -> None:
+    def store_clean(self, x0_CFYX: torch.Tensor, inputs: ChunkInputs, chunk: LayerKV) -> None:
         """Replace the staged K and V by those of the clean latents, as later chunks must see them."""
         self._transformer.store_clean(x0_CFYX, self._commit_time, inputs, chunk)

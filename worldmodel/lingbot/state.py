@@ -9,6 +9,7 @@ import torch
 from worldmodel.lingbot.condition import ConditionState
 from worldmodel.lingbot.noise import NoiseState
 from worldmodel.lingbot.prompts import Prompt
+from worldmodel.lingbot.recache import CleanHistory
 from worldmodel.lingbot.reducer import CameraReducerState
 from worldmodel.messages import MediaFormat
 from worldmodel.wan.vae import VAECache
@@ -19,7 +20,7 @@ class LingBotState:
     """Committed state of a session. Never changed in place; a tick returns the next one.
 
     `image_3HW` is the start image as the encoder takes it, kept for a reset. `decoder_cache` is None before the first
-    chunk, and for ever in a session that wants no pixels.
+    chunk, and for ever in a session that wants no pixels. `history` is kept for `recache_on_prompt` only.
     """
 
     outputs: tuple[MediaFormat, ...]
@@ -29,3 +30,4 @@ class LingBotState:
     condition: ConditionState
     camera: CameraReducerState
     decoder_cache: VAECache | None = None
+    history: CleanHistory = ()

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from kvcache.spec import CrossStoreSpec, KVSpec
-from kvcache.transaction import ChunkTransaction
+from kvcache.transaction import ChunkTransaction, LayerKV
 from worldmodel.lingbot.transformer_config import TransformerConfig
 from worldmodel.wan.layers import (
     PATCH,
@@ -332,9 +332,7 @@ class LingBotTransformer(nn.Module):
             latent_width=inputs.latent_width,
         )
 
-    def store_clean(
-        self, x0_CFYX: torch.Tensor, time: TimeConstants, inputs: ChunkInputs, chunk: ChunkTransaction
-    ) -> None:
+    def store_clean(self, x0_CFYX: torch.Tensor, time: TimeConstants, inputs: ChunkInputs, chunk: LayerKV) -> None:
         """Write K and V of the clean latents of a chunk, `time` being that of the commit timestep.
 
         Stops after K and V of the last layer: nothing behind them is used.
@@ -354,7 +352,7 @@ class LingBotTransformer(nn.Module):
         return nn.functional.linear(features, weight, self.patch_embedding.bias).to(self.plan.residual)
 
     def run_layer(
-        self, index: int, h_TD: torch.Tensor, time: TimeConstants, inputs: ChunkInputs, chunk: ChunkTransaction
+        self, index: int, h_TD: torch.Tensor, time: TimeConstants, inputs: ChunkInputs, chunk: LayerKV
     ) -> torch.Tensor:
         """Run one layer on the residual stream; its K and V of this chunk go to `chunk`."""
         layer, modulation = self.layers[index], time.layers[index]

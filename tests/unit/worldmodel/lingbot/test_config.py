@@ -37,6 +37,7 @@ def test_every_option_survives_the_round_trip() -> None:
         "text_cleaning": "official",
         "pad_text_exact": True,
         "max_trajectory_poses": 12,
+        "recache_on_prompt": True,
     }
     data = parse_options(table)
     options = LingBotOptions.from_json(data)
@@ -44,6 +45,7 @@ def test_every_option_survives_the_round_trip() -> None:
     assert options.sampler is Sampler.OFFICIAL
     assert options.flow_shift == 10.0
     assert options.camera_scale is CameraScale.CHUNK_MAX
+    assert options.recache_on_prompt
     assert options.noise_layout is NoiseLayout.OFFICIAL
     assert options.reference_intrinsics == ReferenceIntrinsics(width=832, height=480, fx=500, fy=500, cx=416, cy=240)
     assert (options.sink_latent_frames, options.visible_latent_frames, options.latent_frames_per_chunk) == (6, 18, 4)

@@ -1,0 +1,81 @@
+"""What a LingBot-World model needs of memory besides its weights, from sizes alone: nothing is allocated here.
+
+The counts are those of `LingBotAdapter.generate`; a test compares them with what a session holds.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from kvcache.spec import KVSpec
+from worldmodel.lingbot.transformer import kv_geometry
+from worldmodel.lingbot.transformer_config import TransformerConfig
+from worldmodel.wan.layers import PATCH
+from worldmodel.wan.precision import PrecisionPlan
+from worldmodel.wan.vae import WanVAE
+
+MAX_BASES = 2
+"""Camera bases kept: one for the default intrinsics, one for those of a trajectory."""
+
+DECODE_ACTIVATIONS = 4
+"""Activations of the decoder's widest stage that are alive at once; an estimate, for the memory plan only."""
+
+FLOAT32_BYTES = 4
+
+ROTATION_ELEMENTS = 9
+"""Of a camera basis, the part that differs from token to token."""
+
+
+def plan_kv(
+    config: TransformerConfig,
+    vae: WanVAE,
+    plan: PrecisionPlan,
+    *,
+    width: int,
+    height: int,
+    requested_sessions: int = 1,
+    recache_on_prompt: bool = False,
+) -> KVSpec:
+    """Return the K/V geometry at one picture size, with the bytes of a session and of the worker.
+
+    `vae` may be on the meta device.
+    """
+    latent_height, latent_width = height // vae.config.spatial_factor, width // vae.config.spatial_factor
+    spec = kv_geometry(
+        config,
+        plan,
+        latent_height=latent_height,
+        latent_width=latent_width,
+        requested_sessions=requested_sessions,
+        worker_owned_bytes=_worker_bytes(config, vae, plan, width=width, height=height),
+    )
+    owned_bytes = _session_bytes(config, vae, plan, width=width, height=height)
+    if recache_on_prompt:
+        frame_bytes = (config.in_channels * latent_height * latent_width) * FLOAT32_BYTES
+        owned_bytes += (spec.session_latent_frames + config.latent_frames_per_chunk) * frame_bytes
+    return replace(spec, model_owned_bytes=owned_bytes, rewritable_history=recache_on_prompt)
+
+
+def _session_bytes(config: TransformerConfig, vae: WanVAE, plan: PrecisionPlan, *, width: int, height: int) -> int:
+    """Count the VAE caches twice, committed and in flight, then the start image, the condition and the text."""
+    latent_pixels = (height // vae.config.spatial_factor) * (width // vae.config.spatial_factor)
+    image_bytes = 3 * height * width * FLOAT32_BYTES
+    condition_bytes = config.in_channels * config.latent_frames_per_chunk * latent_pixels * FLOAT32_BYTES
+    text_bytes = config.text_rows * config.text_dim * plan.linear.itemsize
+    return 2 * vae.cache_bytes(height, width, plan.vae) + image_bytes + condition_bytes + text_bytes
+
+
+def _worker_bytes(config: TransformerConfig, vae: WanVAE, plan: PrecisionPlan, *, width: int, height: int) -> int:
+    """Count the camera bases, then the larger of what denoising and decoding need: they follow each other.
+
+    Denoising holds camera scale and shift of all layers for one chunk, decoding its widest activations.
+    """
+    factor = vae.config.spatial_factor
+    tokens_per_frame = math.prod((height // factor // PATCH, width // factor // PATCH))
+    frames = config.latent_frames_per_chunk
+    modulation_bytes = 2 * config.num_layers * frames * tokens_per_frame * config.width * plan.linear.itemsize
+    bases_bytes = MAX_BASES * ROTATION_ELEMENTS * tokens_per_frame * config.width * FLOAT32_BYTES
+    media_frames = vae.config.temporal_factor * frames
+    activation_bytes = media_frames * vae.config.decoder_base_dim * height * width * plan.vae.itemsize
+    return bases_bytes + max(modulation_bytes, DECODE_ACTIVATIONS * activation_bytes)
