@@ -1,4 +1,4 @@
-"""The asyncio shell around one `Session`: worker calls, and the socket it is connected to.
+"""The asyncio shell around one `Session`: worker calls, and the sockets that listen to it.
 
     Scheduler.run ─> run_tick ─> worker.tick ─> commit ─> ChunkEncoder ─> Outlet.send_chunk ─> chunk_sent
     client task   ─> begin_reset / begin_close ─> a task of the actor's own, one at a time, between ticks
@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Protocol
 
 from server.admission import Place
+from server.audience import Audience, Listener
 from server.clock import Clock
 from server.encoding import ChunkEncoder, EncodingDone, EncodingServices
 from server.errors import (
+    BadInput,
     CloseCode,
     CommitMismatch,
     ErrorCode,
@@ -28,18 +29,15 @@ from server.errors import (
     Unavailable,
     from_worker,
 )
-from server.ids import ResumeToken
+from server.ids import ResumeToken, WatchToken
 from server.media.formats import EncodedChunk, EpochMuxer, StreamEncoder
 from server.metrics import Metrics
 from server.scheduler import Scheduler
-from server.session import CommittedChunk, Phase, ReadyChunk, Session
+from server.session import CommittedChunk, Phase, Session
 from server.tasks import TaskSet
 from server.uploads import RawImage
 from server.wire.messages import (
     DropReason,
-    ErrorMessage,
-    EventDropped,
-    ServerMessage,
     SessionClosedMessage,
     SessionState,
     SessionStateMessage,
@@ -60,21 +58,19 @@ from worldmodel.messages import (
 log = logging.getLogger(__name__)
 
 
-class Outlet(Protocol):
-    """The socket of one epoch, as a session sees it. No call blocks; what is sent after `close` is dropped."""
+class Outlet(Listener, Protocol):
+    """The owner's socket in one epoch, as a session sees it."""
 
     def open_epoch(self, actor: SessionActor, epoch: int, muxer: EpochMuxer) -> None:
         """Send `session.started` and the init segment."""
         ...
 
-    def send(self, message: ServerMessage) -> None: ...
 
-    def send_chunk(self, ready: ReadyChunk[EncodedChunk]) -> None:
-        """Queue a chunk; calls `SessionActor.chunk_sent` when the socket took it."""
-        ...
+class Spectator(Listener, Protocol):
+    """A socket that only watches, as a session sees it."""
 
-    def close(self, code: int, reason: str, *, discard: bool = False) -> None:
-        """Close after what is queued was sent; `discard` drops queued chunks first."""
+    def open_watch(self, actor: SessionActor, muxer: EpochMuxer) -> None:
+        """Send `session.watching` and the init segment."""
         ...
 
 
@@ -88,6 +84,7 @@ class ActorServices:
     clock: Clock
     metrics: Metrics
     max_missed_messages: int
+    max_watchers: int
     take_place: Callable[[], Place]
     load_image: Callable[[bytes], RawImage]
     ended: Callable[[SessionActor], None]
@@ -122,6 +119,7 @@ class SessionActor:
         format: StreamFormat,
         image_file: bytes,
         resume_token: ResumeToken,
+        watch_token: WatchToken,
         owner: str | None,
         services: ActorServices,
     ) -> None:
@@ -129,6 +127,7 @@ class SessionActor:
         self.info = info
         self.format = format
         self.resume_token = resume_token
+        self.watch_token = watch_token
         self.owner = owner
         self.generation = services.worker.generation
         self.created_at = services.clock()
@@ -144,8 +143,11 @@ class SessionActor:
         )
         self._place: Place | None = place
         self._image_file = image_file
-        self._outlet: Outlet | None = None
-        self._missed: deque[ServerMessage] = deque(maxlen=services.max_missed_messages)
+        self._audience = Audience(
+            services.metrics,
+            max_missed_messages=services.max_missed_messages,
+            max_watchers=services.max_watchers,
+        )
         self._between_ticks = asyncio.Event()
         self._between_ticks.set()
         self._operation = asyncio.Lock()
@@ -164,6 +166,10 @@ class SessionActor:
     @property
     def mime(self) -> str | None:
         return self._encoder.mime
+
+    @property
+    def num_watchers(self) -> int:
+        return self._audience.num_watchers
 
     @property
     def holds_place(self) -> bool:
@@ -190,17 +196,19 @@ class SessionActor:
                 last_chunk_index=resume.last_chunk_index, run=resume.run, now=self._services.clock()
             )
         self._take_over()
+        state = session.state
         epoch = session.connect()
-        self._outlet = outlet
+        self._audience.owner = outlet
         self.parked_at = None
         outlet.open_epoch(self, epoch, self._encoder.new_epoch())
         if session.state is not SessionState.ACTIVE:
             outlet.send(self._state_message())
-        while self._missed:
-            outlet.send(self._missed.popleft())
+        if session.state is not state:
+            self._audience.send_state_to_watchers(self._state_message())
+        self._audience.send_missed()
         if resend is not None:
             if resend.num_lost_chunks:
-                self._send_error(_gap_error(resend.num_lost_chunks))
+                self._audience.send_error(_gap_error(resend.num_lost_chunks))
             for ready in resend.chunks:
                 outlet.send_chunk(ready)
         self._services.scheduler.wake()
@@ -208,17 +216,33 @@ class SessionActor:
 
     def detach(self, epoch: int) -> bool:
         """Note that the socket of an epoch is gone. Returns whether the session is parked by that."""
+        state = self.session.state
         if not self.session.disconnect(epoch):
             return False
-        self._outlet = None
+        self._audience.owner = None
         self.parked_at = self._services.clock()
+        if self.session.state is not state:
+            self._audience.send_state_to_watchers(self._state_message())
         return True
 
     def _take_over(self) -> None:
-        if self._outlet is not None:
-            self._send_error(ServerError(ErrorCode.TAKEN_OVER, "another socket took this session over"))
-            self._outlet.close(CloseCode.POLICY, "taken over", discard=True)
-            self._outlet = None
+        audience = self._audience
+        if audience.owner is not None:
+            audience.send_error(ServerError(ErrorCode.TAKEN_OVER, "another socket took this session over"))
+            audience.close_owner(CloseCode.POLICY, "taken over", discard=True)
+            audience.owner = None
+
+    def watch(self, spectator: Spectator) -> None:
+        """Let a spectator see what comes from now on. Raises `ServerError`; then nothing has changed."""
+        if self.session.phase in (Phase.CLOSING, Phase.CLOSED):
+            raise BadInput(ErrorCode.BAD_STATE, f"nobody can join while the session is {self.session.phase}")
+        self._audience.require_room()
+        spectator.open_watch(self, self._encoder.new_epoch())
+        self._audience.add_watcher(spectator)
+
+    def unwatch(self, spectator: Spectator) -> None:
+        """Forget a spectator whose socket is gone."""
+        self._audience.remove_watcher(spectator)
 
     def chunk_sent(self, epoch: int, chunk: CommittedChunk) -> None:
         self.session.chunk_sent(epoch=epoch, run=chunk.run, chunk_index=chunk.chunk_index)
@@ -236,22 +260,22 @@ class SessionActor:
 
     def set_paused(self, paused: bool) -> None:
         if self.session.pause() if paused else self.session.unpause():
-            self._send(self._state_message())
+            self._audience.send_state(self._state_message())
             self.changed()
 
     def begin_reset(self, *, prompt: str, seed: int | None, image: StartImage | None) -> asyncio.Task[None]:
         """Drop queued events and begin a new run between two ticks; the task raises `ServerError` if that failed."""
         dropped = self.session.begin_reset()
-        self._send_dropped(dropped, DropReason.RESET)
-        self._send(self._state_message())
+        self._audience.send_dropped(dropped, DropReason.RESET)
+        self._audience.send_state(self._state_message())
         seed = self.session.seed if seed is None else seed
         return self._tasks.spawn(self._reset(prompt=prompt, seed=seed, image=image))
 
     def begin_close(self, reason: str) -> asyncio.Task[None]:
         """Close for good, between two ticks. Asking again joins the close under way, or tries a failed one again."""
         if self._closing is None or (self._closing.done() and self.session.phase is Phase.CLEANUP_FAILED):
-            self._send_dropped(self.session.begin_close(), DropReason.CLOSED)
-            self._send(self._state_message())
+            self._audience.send_dropped(self.session.begin_close(), DropReason.CLOSED)
+            self._audience.send_state(self._state_message())
             self._closing = self._tasks.spawn(self._close(reason))
         return self._closing
 
@@ -299,8 +323,8 @@ class SessionActor:
 
     def _refuse_events(self, events: tuple[ControlEvent, ...], failure: ServerError) -> None:
         """Go on without the events that the model refused; nothing of them was done."""
-        self._send_error(failure)
-        self._send_dropped(self.session.refuse_tick(), DropReason.FAILED)
+        self._audience.send_error(failure)
+        self._audience.send_dropped(self.session.refuse_tick(), DropReason.FAILED)
 
     def _commit(self, tick: Tick, answered: CommittedTick) -> None:
         if self.session.in_flight is not tick:
@@ -345,8 +369,7 @@ class SessionActor:
             encode_ms=done.encode_ms,
             now=self._services.clock(),
         )
-        if self._outlet is not None:
-            self._outlet.send_chunk(ready)
+        self._audience.send_chunk(ready)
         self._services.scheduler.wake()
 
     def _media_lost(self, chunk: CommittedChunk, error: Exception) -> None:
@@ -381,18 +404,18 @@ class SessionActor:
             case Phase.ACTIVE:
                 self._enter_failed(error)
             case Phase.RESETTING | Phase.CLOSING:
-                self._send_dropped(self.session.abandon_tick(), DropReason.FAILED)
+                self._audience.send_dropped(self.session.abandon_tick(), DropReason.FAILED)
             case Phase.FAILED | Phase.CLOSED | Phase.CLEANUP_FAILED:
                 pass
 
     def _enter_failed(self, error: ServerError) -> None:
-        self._send_error(error)
-        self._send_dropped(self.session.fail(), DropReason.FAILED)
-        self._send(self._state_message(error.code))
+        self._audience.send_error(error)
+        self._audience.send_dropped(self.session.fail(), DropReason.FAILED)
+        self._audience.send_state(self._state_message(error.code))
         if error.code is not ErrorCode.WORKER_UNAVAILABLE:
             self._tasks.spawn(self._release())
-        elif self._outlet is not None:
-            self._outlet.close(CloseCode.RESTART, "the worker restarts")
+        else:
+            self._audience.close_owner(CloseCode.RESTART, "the worker restarts")
 
     async def _release(self) -> None:
         """Free the worker's state of a failed session; what can't be freed now is tried again by reset or close."""
@@ -473,7 +496,7 @@ class SessionActor:
             self._image_file = image.file
         self._worker_state_lost = False
         self.session.finish_reset(prompt=prompt, seed=seed)
-        self._send(self._state_message())
+        self._audience.send_state(self._state_message())
         self._services.scheduler.wake()
 
     def _reset_failed(self, error: WorldModelError | ServerError) -> None:
@@ -495,16 +518,14 @@ class SessionActor:
         self._services.scheduler.remove(self.session_id)
         if not cleaned_up:
             error = SessionFailed(ErrorCode.CLEANUP_FAILED, "the worker did not release the session; close it again")
-            self._send(self._state_message())
-            self._send_error(error)
+            self._audience.send_state(self._state_message())
+            self._audience.send_error(error)
             raise error
         self._give_place_back()
         self.end_reason = reason
         self._services.metrics.ended.labels(reason).inc()
-        self._send(SessionClosedMessage(session_id=self.session_id, reason=reason))
-        if self._outlet is not None:
-            self._outlet.close(CloseCode.DONE, reason)
-            self._outlet = None
+        closed = SessionClosedMessage(session_id=self.session_id, reason=reason)
+        self._audience.end(CloseCode.DONE, last_words=closed, reason=reason, discard=False)
         await self._free()
         self._services.ended(self)
 
@@ -513,18 +534,17 @@ class SessionActor:
         await self._encoder.close_in_pool()
 
     def say_goodbye(self) -> None:
-        """End the session because the server ends: answer every event and close the socket. Again does nothing.
+        """End the session because the server ends: answer every event and close the sockets. Again does nothing.
 
         Nothing is asked of the worker, which is stopped by its owner.
         """
         self._services.scheduler.remove(self.session_id)
-        if self._outlet is None:
+        if self._audience.is_empty:
             return
-        self._send_error(Unavailable(ErrorCode.SHUTTING_DOWN, "the server is shutting down"))
-        self._send_dropped(self.session.abandon_tick() + self.session.begin_close(), DropReason.CLOSED)
-        self._send(SessionClosedMessage(session_id=self.session_id, reason=ErrorCode.SHUTTING_DOWN))
-        self._outlet.close(CloseCode.RESTART, "shutting down", discard=True)
-        self._outlet = None
+        self._audience.send_error(Unavailable(ErrorCode.SHUTTING_DOWN, "the server is shutting down"))
+        self._audience.send_dropped(self.session.abandon_tick() + self.session.begin_close(), DropReason.CLOSED)
+        closed = SessionClosedMessage(session_id=self.session_id, reason=ErrorCode.SHUTTING_DOWN)
+        self._audience.end(CloseCode.RESTART, last_words=closed, reason="shutting down", discard=True)
 
     async def shut_down(self) -> None:
         """Stop everything at once because the server ends."""
@@ -533,44 +553,11 @@ class SessionActor:
         await self._tasks.join()
         self._encoder.close()
 
-    # ------------------------------------------------------------ messages
-
     def _state_message(self, reason: str | None = None) -> SessionStateMessage:
         session = self.session
         return SessionStateMessage(
             session_id=self.session_id, state=session.state, epoch=session.epoch, run=session.run, reason=reason
         )
-
-    def _send(self, message: ServerMessage) -> None:
-        if self._outlet is not None:
-            self._outlet.send(message)
-
-    def _send_error(self, error: ServerError) -> None:
-        self._services.metrics.errors.labels(error.code).inc()
-        self._send(error_message(error))
-
-    def _send_dropped(self, event_ids: tuple[int, ...], reason: DropReason) -> None:
-        """Answer events for the second time; without a socket the answers wait for the next one."""
-        self._services.metrics.events.labels(f"dropped_{reason}").inc(len(event_ids))
-        for event_id in event_ids:
-            message = EventDropped(event_id=event_id, reason=reason)
-            if self._outlet is None:
-                self._missed.append(message)
-            else:
-                self._outlet.send(message)
-
-
-def error_message(error: ServerError) -> ErrorMessage:
-    """Build the `error` message of an error."""
-    return ErrorMessage(
-        code=error.code,
-        message=error.message,
-        field=error.field,
-        retryable=error.kind.retryable,
-        fatal=error.kind.fatal,
-        event_id=error.event_id,
-        request_id=error.request_id,
-    )
 
 
 def _gap_error(num_chunks: int) -> ServerError:

@@ -20,6 +20,7 @@ from server.metrics import Metrics
 from server.session_table import SessionTable
 from server.start_images import ImageReader, StartImages
 from server.uploads import UploadStore
+from server.watch_metrics import WatchMetrics
 from server.worker_client import Worker, WorkerClient, WorkerPolicy
 from worldmodel import catalog
 from worldmodel.messages import StartWorker
@@ -43,6 +44,7 @@ def create_app(config: ServerConfig, *, worker: Worker | None = None, clock: Clo
         worker=worker,
         table=SessionTable(config, worker, metrics, encode_pool=encode_pool, clock=clock),
         metrics=metrics,
+        watching=WatchMetrics(metrics.registry),
         auth=Authenticator(config.server),
         uploads=uploads,
         start_images=start_images,

@@ -59,7 +59,10 @@ class ServerSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionSection:
-    """The session contract. `resume_s = 0` closes at once; `max_session_s` and `idle_s` of None mean no limit."""
+    """The session contract. `resume_s = 0` closes at once; `max_session_s` and `idle_s` of None mean no limit.
+
+    `max_watchers` bounds the spectators of one session; 0 lets nobody watch.
+    """
 
     resume_s: float = 15.0
     lead_chunks: int = 1
@@ -71,6 +74,7 @@ class SessionSection:
     idle_s: float | None = None
     max_session_s: float | None = None
     max_queued: int = 16
+    max_watchers: int = 16
     allow_latents: bool = False
 
     def __post_init__(self) -> None:
@@ -83,7 +87,8 @@ class SessionSection:
             "0 or 1",
             self.retry_rolled_back_ticks,
         )
-        _require(self.max_queued >= 0, "session.max_queued", "a number from 0", self.max_queued)
+        for name in ("max_queued", "max_watchers"):
+            _require(getattr(self, name) >= 0, f"session.{name}", "a number from 0", getattr(self, name))
         for name in ("tick_timeout_s", "request_timeout_s", "stall_timeout_s"):
             _require(getattr(self, name) > 0, f"session.{name}", "seconds above 0", getattr(self, name))
         for name in ("idle_s", "max_session_s"):

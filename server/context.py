@@ -12,6 +12,7 @@ from server.metrics import Metrics
 from server.session_table import SessionTable
 from server.start_images import ImageReader, StartImages
 from server.uploads import UploadStore
+from server.watch_metrics import WatchMetrics
 from server.worker_client import Worker
 from worldmodel.catalog import ControlParser
 
@@ -24,6 +25,7 @@ class ServerContext:
     worker: Worker
     table: SessionTable
     metrics: Metrics
+    watching: WatchMetrics
     auth: Authenticator
     uploads: UploadStore
     start_images: StartImages

@@ -56,6 +56,7 @@ class ErrorCode(StrEnum):
     BAD_RESUME_TOKEN = "bad_resume_token"
     SESSION_EVICTED = "session_evicted"
     RESUME_GAP = "resume_gap"
+    BAD_WATCH_TOKEN = "bad_watch_token"
     # events and reports
     DUPLICATE = "duplicate"
     STALE = "stale"
@@ -71,6 +72,8 @@ class ErrorCode(StrEnum):
     ORIGIN_NOT_ALLOWED = "origin_not_allowed"
     TOO_MANY_SESSIONS = "too_many_sessions"
     TAKEN_OVER = "taken_over"
+    READ_ONLY = "read_only"
+    TOO_MANY_WATCHERS = "too_many_watchers"
     # resources
     CAPACITY = "capacity"
     WORKER_UNAVAILABLE = "worker_unavailable"
@@ -116,6 +119,7 @@ KINDS: dict[ErrorCode, ErrorKind] = {
     ErrorCode.BAD_RESUME_TOKEN: ErrorKind(404),
     ErrorCode.SESSION_EVICTED: ErrorKind(410),
     ErrorCode.RESUME_GAP: ErrorKind(409),
+    ErrorCode.BAD_WATCH_TOKEN: ErrorKind(404),
     ErrorCode.DUPLICATE: ErrorKind(409),
     ErrorCode.STALE: ErrorKind(409),
     ErrorCode.QUEUE_FULL: ErrorKind(429, retryable=True),
@@ -129,6 +133,8 @@ KINDS: dict[ErrorCode, ErrorKind] = {
     ErrorCode.ORIGIN_NOT_ALLOWED: ErrorKind(403, fatal=True, close_code=CloseCode.POLICY),
     ErrorCode.TOO_MANY_SESSIONS: ErrorKind(429, retryable=True, fatal=True, close_code=CloseCode.TRY_LATER),
     ErrorCode.TAKEN_OVER: ErrorKind(409, fatal=True, close_code=CloseCode.POLICY),
+    ErrorCode.READ_ONLY: ErrorKind(403),
+    ErrorCode.TOO_MANY_WATCHERS: ErrorKind(429, retryable=True, fatal=True, close_code=CloseCode.TRY_LATER),
     ErrorCode.CAPACITY: ErrorKind(503, retryable=True, fatal=True, close_code=CloseCode.TRY_LATER),
     ErrorCode.WORKER_UNAVAILABLE: ErrorKind(503, retryable=True, fatal=True, close_code=CloseCode.RESTART),
     ErrorCode.CLEANUP_FAILED: ErrorKind(500, retryable=True),

@@ -8,6 +8,7 @@ from typing import NewType
 from worldmodel.messages import SessionId
 
 ResumeToken = NewType("ResumeToken", str)
+WatchToken = NewType("WatchToken", str)
 UploadId = NewType("UploadId", str)
 
 _MAX_SEED = 2**32
@@ -20,6 +21,11 @@ def new_session_id() -> SessionId:
 def new_resume_token() -> ResumeToken:
     """Return 192 random bits; whoever holds them may take the session over."""
     return ResumeToken(secrets.token_urlsafe(24))
+
+
+def new_watch_token() -> WatchToken:
+    """Return 192 random bits; whoever holds them may see the session, and nothing else."""
+    return WatchToken(secrets.token_urlsafe(24))
 
 
 def new_upload_id() -> UploadId:

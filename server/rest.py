@@ -79,7 +79,10 @@ async def create_session(request: Request) -> SessionCreated:
     actor = await context.table.create(await check_start(body, context, owner=owner), owner=owner)
     view = _view(actor, context.clock())
     return SessionCreated(
-        **view.model_dump(), resume_token=actor.resume_token, resume_s=context.config.session.resume_s
+        **view.model_dump(),
+        resume_token=actor.resume_token,
+        watch_token=actor.watch_token,
+        resume_s=context.config.session.resume_s,
     )
 
 
@@ -134,6 +137,7 @@ def _view(actor: SessionActor, now: float) -> SessionView:
         format=actor.format,
         pacing=session.pacing,
         age_s=round(now - actor.created_at, 3),
+        watchers=actor.num_watchers,
     )
 
 

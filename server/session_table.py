@@ -17,7 +17,7 @@ from server.admission import Admission, Place, PositionFn
 from server.clock import Clock, wait_until
 from server.config import ServerConfig
 from server.errors import ErrorCode, ServerError, Unavailable, UnknownId, from_worker
-from server.ids import ResumeToken, new_resume_token, new_session_id
+from server.ids import ResumeToken, WatchToken, new_resume_token, new_session_id, new_watch_token
 from server.media.encoder import EncoderFailed
 from server.media.formats import StreamEncoder, create_stream_encoder
 from server.metrics import Metrics
@@ -71,6 +71,7 @@ class SessionTable:
         self._clock = clock
         self._actors: dict[SessionId, SessionActor] = {}
         self._by_token: dict[ResumeToken, SessionActor] = {}
+        self._by_watch_token: dict[WatchToken, SessionActor] = {}
         self._endings: OrderedDict[SessionId, _Ending] = OrderedDict()
         self._num_opening: dict[str | None, int] = {}
         self._admission = Admission(capacity=self._capacity, max_queued=config.session.max_queued)
@@ -91,6 +92,7 @@ class SessionTable:
             clock=clock,
             metrics=metrics,
             max_missed_messages=2 * config.session.max_pending_events,
+            max_watchers=config.session.max_watchers,
             take_place=self._take_place_now,
             load_image=partial(self._decode, field="image"),
             ended=self._ended,
@@ -123,6 +125,7 @@ class SessionTable:
             await actor.shut_down()
         self._actors.clear()
         self._by_token.clear()
+        self._by_watch_token.clear()
 
     # ------------------------------------------------------------ what can be seen
 
@@ -155,6 +158,17 @@ class SessionTable:
         """Return whether the owner had such a session and it was closed."""
         ending = self._endings.get(SessionId(session_id))
         return ending is not None and ending.owner == owner
+
+    def watchable(self, token: str) -> SessionActor:
+        """Find the session that a watch token lets anybody see. Raises `UnknownId`."""
+        actor = self._by_watch_token.get(WatchToken(token))
+        if actor is None:
+            raise UnknownId(
+                ErrorCode.BAD_WATCH_TOKEN,
+                "there is no session with this watch token, or no longer",
+                field="watch_token",
+            )
+        return actor
 
     # ------------------------------------------------------------ creating
 
@@ -252,11 +266,13 @@ class SessionTable:
             format=request.format,
             image_file=request.image.file,
             resume_token=new_resume_token(),
+            watch_token=new_watch_token(),
             owner=owner,
             services=self._services,
         )
         self._actors[session_id] = actor
         self._by_token[actor.resume_token] = actor
+        self._by_watch_token[actor.watch_token] = actor
         self._metrics.started.inc()
         self._timers_changed.set()
         return actor
@@ -359,6 +375,7 @@ class SessionTable:
         """Forget a session that was closed; called by the session itself."""
         self._actors.pop(actor.session_id, None)
         self._by_token.pop(actor.resume_token, None)
+        self._by_watch_token.pop(actor.watch_token, None)
         self._endings[actor.session_id] = _Ending(
             owner=actor.owner, reason=actor.end_reason or "closed", resume_token=actor.resume_token
         )

@@ -44,6 +44,7 @@ from server.wire.messages import (
     SessionStarted,
     SessionState,
     SessionStateMessage,
+    SessionWatching,
     WireModel,
 )
 
@@ -307,7 +308,7 @@ class ClientSession:
                 self._on_error(message)
             case Pong():
                 logger.debug("pong %g", message.t)
-            case SessionStarted() | SessionQueued():
+            case SessionStarted() | SessionQueued() | SessionWatching():
                 raise BadServerMessage(f"{message.type} in the middle of a session")
 
     def _on_state(self, message: SessionStateMessage) -> None:

@@ -1,8 +1,9 @@
 """The `world` dialect: one client's conversation with one session.
 
 opening ──session.start──> starting ──session.started──> running ──> closed
-   ↑                          │ error that keeps the socket
-   └──────────────────────────┘
+   ↑ │                        │ error that keeps the socket          ↑
+   └─┼────────────────────────┘                                      │
+     └──session.watch──> watching (`server/dialects/spectator.py`) ──┘
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from functools import partial
 
 from starlette.websockets import WebSocket
 
-from server.actor import ResumePoint, SessionActor, error_message
+from server.actor import ResumePoint, SessionActor
+from server.audience import error_message
 from server.auth import accepted_subprotocol
 from server.context import ServerContext
+from server.dialects.spectator import SpectatorDialog
 from server.dialects.world_messages import (
     init_frame,
     limits_message,
@@ -44,6 +47,7 @@ from server.wire.messages import (
     SessionStart,
     SessionStarted,
     SessionUnpause,
+    SessionWatch,
 )
 
 LARGE_TEXT_CHARS = 64 * 1024
@@ -76,6 +80,7 @@ class WorldDialog:
         self._context = context
         self._outbox = outbox
         self._actor: SessionActor | None = None
+        self._spectator: SpectatorDialog | None = None
         self._epoch = 0
         self._muxer: EpochMuxer | None = None
         self._tasks = TaskSet("world dialog")
@@ -93,12 +98,17 @@ class WorldDialog:
         match message:
             case Ping():
                 self.send(Pong(t=message.t))
+            case _ if self._spectator is not None:
+                self._spectator.on_message(message)
             case SessionStart():
                 self._require_unstarted()
                 self._starting = self._tasks.spawn(self._start(message))
             case SessionResume():
                 self._require_unstarted()
                 self._resume(message)
+            case SessionWatch():
+                self._require_unstarted()
+                self._watch(message)
             case SessionClose() if self._starting is not None:
                 self._starting.cancel()
                 self.close(CloseCode.DONE, "closed")
@@ -183,6 +193,11 @@ class WorldDialog:
         actor.touch()
         self._context.metrics.resumed.inc()
 
+    def _watch(self, message: SessionWatch) -> None:
+        spectator = SpectatorDialog(self._context, self._outbox)
+        spectator.join(message, owner=self.owner)
+        self._spectator = spectator
+
     def _send_position(self, position: int, num_queued: int) -> None:
         self.send(SessionQueued(position=position, queued=num_queued))
 
@@ -219,6 +234,8 @@ class WorldDialog:
 
     def on_lost(self) -> None:
         self._tasks.cancel()
+        if self._spectator is not None:
+            self._spectator.leave()
         if self._actor is not None:
             self._context.table.detach(self._actor, self._epoch)
 
@@ -243,6 +260,7 @@ class WorldDialog:
             epoch=epoch,
             run=session.run,
             resume_token=actor.resume_token,
+            watch_token=actor.watch_token,
             model=info.model,
             width=info.width,
             height=info.height,

@@ -31,6 +31,7 @@ from server.wire.messages import (
     SessionResume,
     SessionStart,
     SessionUnpause,
+    SessionWatch,
     WireModel,
 )
 from worldmodel.catalog import ControlParser
@@ -41,6 +42,7 @@ ModelT = TypeVar("ModelT", bound=WireModel)
 
 _MODELS: dict[str, type[ClientMessage]] = {
     "session.start": SessionStart,
+    "session.watch": SessionWatch,
     "session.event": SessionEvent,
     "session.reset": SessionReset,
     "session.pause": SessionPause,
@@ -67,10 +69,10 @@ def parse_client_message(text: str, limits: LimitsSection) -> ClientMessage:
         shown = repr(kind)[:80] if "type" in fields else "nothing"
         raise BadInput(ErrorCode.BAD_MESSAGE, f"type: expected one of {known}, got {shown}", field="type")
     model: type[ClientMessage] = _MODELS[kind]
-    if kind == "session.start":
+    if kind in ("session.start", "session.watch"):
         check_protocol(fields.get("protocol"))
-        if "resume_token" in fields:
-            model = SessionResume
+    if kind == "session.start" and "resume_token" in fields:
+        model = SessionResume
     message = validate(model, fields)
     check_prompts(message, limits)
     return message

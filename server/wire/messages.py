@@ -117,6 +117,15 @@ class SessionResume(WireModel):
     run: Annotated[int, Field(ge=0)] | None = None
 
 
+class SessionWatch(WireModel):
+    """Watch a session without steering it: exactly one of `watch_token` and, for its owner, `session_id`."""
+
+    type: Literal["session.watch"]
+    protocol: int
+    watch_token: str | None = None
+    session_id: str | None = None
+
+
 class ControlMessage(WireModel):
     """One control of one track; `data` is checked by the model's control parser."""
 
@@ -213,6 +222,7 @@ class SessionStarted(WireModel):
     epoch: int
     run: int
     resume_token: str
+    watch_token: str
     model: str
     width: int
     height: int
@@ -227,6 +237,23 @@ class SessionStarted(WireModel):
     limits: Limits
     start_images: list[StartImage]
     prompts: list[str]
+
+
+class SessionWatching(WireModel):
+    """Answer to `session.watch`; chunks follow from the next one on."""
+
+    type: Literal["session.watching"] = "session.watching"
+    protocol: int = PROTOCOL_VERSION
+    session_id: str
+    state: SessionState
+    run: int
+    model: str
+    width: int
+    height: int
+    fps: int
+    latent_frames_per_chunk: int
+    mime: str | None
+    format: StreamFormat
 
 
 class AppliedEventHeader(WireModel):
@@ -319,6 +346,7 @@ class ErrorMessage(WireModel):
 ClientMessage = (
     SessionStart
     | SessionResume
+    | SessionWatch
     | SessionEvent
     | SessionReset
     | SessionPause
@@ -330,6 +358,7 @@ ClientMessage = (
 ServerMessage = (
     SessionQueued
     | SessionStarted
+    | SessionWatching
     | EventQueued
     | EventDropped
     | SessionStateMessage

@@ -53,12 +53,14 @@ class SessionView(WireModel):
     format: StreamFormat
     pacing: Pacing
     age_s: float
+    watchers: int
 
 
 class SessionCreated(SessionView):
     """Answer to `POST /v1/sessions`. Without a socket the session is closed after `resume_s`."""
 
     resume_token: str
+    watch_token: str
     resume_s: float
 
 

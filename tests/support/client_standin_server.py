@@ -285,6 +285,7 @@ class StandinServer:
             epoch=world.epoch,
             run=world.run,
             resume_token="token-0",
+            watch_token="watch-0",
             model="standin",
             width=WIDTH,
             height=HEIGHT,
