@@ -32,6 +32,7 @@ from server.errors import (
 from server.ids import ResumeToken, WatchToken
 from server.media.formats import EncodedChunk, EpochMuxer, StreamEncoder
 from server.metrics import Metrics
+from server.recorder import SessionRecorder
 from server.scheduler import Scheduler
 from server.session import CommittedChunk, Phase, Session
 from server.tasks import TaskSet
@@ -100,10 +101,11 @@ class ResumePoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartImage:
-    """A start image in its file form, and decoded where the caller has just done that."""
+    """A start image as a file, decoded, and the SHA-256 of the file."""
 
     file: bytes
     raw: RawImage
+    sha256: str
 
 
 class SessionActor:
@@ -121,6 +123,7 @@ class SessionActor:
         resume_token: ResumeToken,
         watch_token: WatchToken,
         owner: str | None,
+        recorder: SessionRecorder | None,
         services: ActorServices,
     ) -> None:
         self.session = session
@@ -134,6 +137,7 @@ class SessionActor:
         self.active_at = self.created_at
         self.parked_at: float | None = self.created_at
         self.end_reason: str | None = None
+        self._recorder = recorder
         self._services = services
         self._encoder = ChunkEncoder(
             encoder,
@@ -170,6 +174,11 @@ class SessionActor:
     @property
     def num_watchers(self) -> int:
         return self._audience.num_watchers
+
+    @property
+    def recording(self) -> bool:
+        """Whether what happens now is being recorded."""
+        return self._recorder is not None and self._recorder.active
 
     @property
     def holds_place(self) -> bool:
@@ -342,6 +351,8 @@ class SessionActor:
             )
             return
         self._observe(chunk)
+        if self._recorder is not None:
+            self._recorder.committed(tick, chunk)
         self._encoder.put(chunk, answered)
 
     def _observe(self, chunk: CommittedChunk) -> None:
@@ -370,6 +381,8 @@ class SessionActor:
             now=self._services.clock(),
         )
         self._audience.send_chunk(ready)
+        if self._recorder is not None:
+            self._recorder.encoded(done.encoded)
         self._services.scheduler.wake()
 
     def _media_lost(self, chunk: CommittedChunk, error: Exception) -> None:
@@ -496,6 +509,8 @@ class SessionActor:
             self._image_file = image.file
         self._worker_state_lost = False
         self.session.finish_reset(prompt=prompt, seed=seed)
+        if self._recorder is not None:
+            self._recorder.reset(run=self.session.run, prompt=prompt, seed=seed, image=image)
         self._audience.send_state(self._state_message())
         self._services.scheduler.wake()
 
@@ -514,6 +529,8 @@ class SessionActor:
             await self._between_ticks.wait()
             cleaned_up = await self._close_in_worker()
         await self._encoder.drain()
+        if self._recorder is not None:
+            await self._recorder.close()
         self.session.finish_close(cleaned_up=cleaned_up)
         self._services.scheduler.remove(self.session_id)
         if not cleaned_up:
@@ -551,6 +568,8 @@ class SessionActor:
         self.say_goodbye()
         self._tasks.cancel()
         await self._tasks.join()
+        if self._recorder is not None:
+            await self._recorder.close()
         self._encoder.close()
 
     def _state_message(self, reason: str | None = None) -> SessionStateMessage:

@@ -17,6 +17,8 @@ from server.context import ServerContext
 from server.dialects.world import world_endpoint
 from server.health import distribution_version
 from server.metrics import Metrics
+from server.recorder import Recorders
+from server.recording import Recordings
 from server.session_table import SessionTable
 from server.start_images import ImageReader, StartImages
 from server.uploads import UploadStore
@@ -32,19 +34,27 @@ def create_app(config: ServerConfig, *, worker: Worker | None = None, clock: Clo
     """Build the application of one server. `app.state.worker` and `app.state.context` are its parts.
 
     The worker is spawned when the application starts and loads while requests are answered already. `worker` replaces
-    the real one in tests. Raises `RequestRefused` for an unknown model or bad options of it.
+    the real one in tests. Raises `RequestRefused` for an unknown model or bad options of it, `ConfigError` for a
+    recording folder that can't be written.
     """
     worker = WorkerClient(start_message(config), WorkerPolicy.from_config(config)) if worker is None else worker
     encode_pool = ThreadPoolExecutor(config.media.encoder_threads, thread_name_prefix="encode")
     metrics = Metrics()
     uploads = UploadStore(config.limits.max_uploads)
+    recordings = Recordings(config.recording, metrics.registry)
+    recorders = Recorders(
+        recordings=recordings,
+        model_options=start_message(config).model_options,
+        version=distribution_version(),
+    )
     start_images = StartImages(config.model, config.checkpoint_path)
     context = ServerContext(
         config=config,
         worker=worker,
-        table=SessionTable(config, worker, metrics, encode_pool=encode_pool, clock=clock),
+        table=SessionTable(config, worker, metrics, encode_pool=encode_pool, clock=clock, recorders=recorders),
         metrics=metrics,
         watching=WatchMetrics(metrics.registry),
+        recordings=recordings,
         auth=Authenticator(config.server),
         uploads=uploads,
         start_images=start_images,
@@ -64,6 +74,7 @@ def create_app(config: ServerConfig, *, worker: Worker | None = None, clock: Clo
             await context.table.shut_down()
             await worker.stop()
             encode_pool.shutdown(cancel_futures=True)
+            recordings.close()
 
     app = FastAPI(
         title="worldserve",

@@ -130,6 +130,22 @@ class MediaSection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RecordingSection:
+    """Recordings of sessions. An empty `folder` turns them off; `max_bytes` of None means no limit.
+
+    Above `max_bytes` the oldest recordings of ended sessions are deleted.
+    """
+
+    folder: str = ""
+    max_bytes: int | None = 10 * 1024**3
+
+    def __post_init__(self) -> None:
+        _require(
+            self.max_bytes is None or self.max_bytes > 0, "recording.max_bytes", "a number above 0", self.max_bytes
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSection:
     """The worker process. `cpu_threads = None` means cores - 1, at least 1."""
 
@@ -214,6 +230,7 @@ class ServerConfig:
     session: SessionSection = SessionSection()
     limits: LimitsSection = LimitsSection()
     media: MediaSection = MediaSection()
+    recording: RecordingSection = RecordingSection()
     worker: WorkerSection = WorkerSection()
     kvcache: KVCacheSection = KVCacheSection()
 
@@ -232,6 +249,7 @@ SECTIONS: dict[str, type] = {
     "session": SessionSection,
     "limits": LimitsSection,
     "media": MediaSection,
+    "recording": RecordingSection,
     "worker": WorkerSection,
     "kvcache": KVCacheSection,
     "model": ModelSection,

@@ -9,6 +9,7 @@ from server.auth import Authenticator
 from server.clock import Clock
 from server.config import ServerConfig
 from server.metrics import Metrics
+from server.recording import Recordings
 from server.session_table import SessionTable
 from server.start_images import ImageReader, StartImages
 from server.uploads import UploadStore
@@ -26,6 +27,7 @@ class ServerContext:
     table: SessionTable
     metrics: Metrics
     watching: WatchMetrics
+    recordings: Recordings
     auth: Authenticator
     uploads: UploadStore
     start_images: StartImages

@@ -6,20 +6,21 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from http import HTTPStatus
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from server.actor import SessionActor, StartImage
 from server.context import ServerContext
 from server.dialects.world_messages import check_protocol, validate
-from server.errors import BadInput, ErrorCode, NotAllowed, ServerError, Unavailable
+from server.errors import BadInput, ErrorCode, NotAllowed, ServerError, Unavailable, UnknownId
 from server.health import not_ready_reason, server_info
 from server.limits import check_prompt, parse_json_object
+from server.recording import LOG_FILE, MP4_FILE
 from server.starting import check_start
 from server.uploads import MIME_TYPES, decode_image
 from server.wire.messages import SessionState, WireModel
@@ -38,6 +39,9 @@ from server.worker_client import WorkerStatus
 
 MULTIPART_OVERHEAD_BYTES = 16 * 1024
 """Room for the part headers around one image."""
+
+FILE_PART_BYTES = 256 * 1024
+"""What is read from a recording at once."""
 
 ModelT = TypeVar("ModelT", bound=WireModel)
 
@@ -124,6 +128,43 @@ async def close_session(session_id: str, request: Request) -> Response:
     return Response(status_code=HTTPStatus.NO_CONTENT)
 
 
+@router.get("/v1/sessions/{session_id}/recording.mp4", response_class=StreamingResponse)
+async def recording_mp4(session_id: str, request: Request) -> StreamingResponse:
+    """Return the session's video so far, also after its end."""
+    return await _recorded(request, session_id, MP4_FILE, "video/mp4")
+
+
+@router.get("/v1/sessions/{session_id}/events.jsonl", response_class=StreamingResponse)
+async def recording_events(session_id: str, request: Request) -> StreamingResponse:
+    """Return the session's event log so far, also after its end."""
+    return await _recorded(request, session_id, LOG_FILE, "application/jsonl")
+
+
+async def _recorded(request: Request, session_id: str, name: str, mime: str) -> StreamingResponse:
+    context, owner = _context(request), _authorize(request)
+    path, num_bytes = context.recordings.find(session_id, owner, name)
+    try:
+        file = await asyncio.to_thread(path.open, "rb")
+    except OSError as error:
+        raise UnknownId(ErrorCode.NOT_FOUND, f"the recording of {session_id[:64]!r} is gone") from error
+    headers = {
+        "Content-Length": str(num_bytes),
+        "Content-Disposition": f'attachment; filename="{session_id}-{name}"',
+        "Cache-Control": "no-store",
+    }
+    return StreamingResponse(_read_parts(file, num_bytes), media_type=mime, headers=headers)
+
+
+async def _read_parts(file: BinaryIO, num_bytes: int) -> AsyncIterator[bytes]:
+    """Yield the first `num_bytes` of a file that may be growing, and close it."""
+    try:
+        while num_bytes and (part := await asyncio.to_thread(file.read, min(num_bytes, FILE_PART_BYTES))):
+            num_bytes -= len(part)
+            yield part
+    finally:
+        file.close()
+
+
 def _view(actor: SessionActor, now: float) -> SessionView:
     session = actor.session
     return SessionView(
@@ -138,6 +179,7 @@ def _view(actor: SessionActor, now: float) -> SessionView:
         pacing=session.pacing,
         age_s=round(now - actor.created_at, 3),
         watchers=actor.num_watchers,
+        recording=actor.recording,
     )
 
 

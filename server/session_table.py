@@ -21,6 +21,7 @@ from server.ids import ResumeToken, WatchToken, new_resume_token, new_session_id
 from server.media.encoder import EncoderFailed
 from server.media.formats import StreamEncoder, create_stream_encoder
 from server.metrics import Metrics
+from server.recorder import Recorders, SessionRecorder
 from server.scheduler import Scheduler
 from server.session import Phase, Session, SessionRules
 from server.tasks import TaskSet
@@ -62,13 +63,22 @@ class SessionTable:
     """Owns every session from admission to its end."""
 
     def __init__(
-        self, config: ServerConfig, worker: Worker, metrics: Metrics, *, encode_pool: Executor, clock: Clock
+        self,
+        config: ServerConfig,
+        worker: Worker,
+        metrics: Metrics,
+        *,
+        encode_pool: Executor,
+        clock: Clock,
+        recorders: Recorders | None = None,
     ) -> None:
+        """`recorders` None: nothing is recorded."""
         self._config = config
         self._worker = worker
         self._metrics = metrics
         self._encode_pool = encode_pool
         self._clock = clock
+        self._recorders = recorders
         self._actors: dict[SessionId, SessionActor] = {}
         self._by_token: dict[ResumeToken, SessionActor] = {}
         self._by_watch_token: dict[WatchToken, SessionActor] = {}
@@ -268,6 +278,7 @@ class SessionTable:
             resume_token=new_resume_token(),
             watch_token=new_watch_token(),
             owner=owner,
+            recorder=self._begin_recording(session_id, request, owner, info, encoder),
             services=self._services,
         )
         self._actors[session_id] = actor
@@ -276,6 +287,22 @@ class SessionTable:
         self._metrics.started.inc()
         self._timers_changed.set()
         return actor
+
+    def _begin_recording(
+        self, session_id: SessionId, request: NewSession, owner: str | None, info: ModelInfo, encoder: StreamEncoder
+    ) -> SessionRecorder | None:
+        if self._recorders is None:
+            return None
+        return self._recorders.begin(
+            session_id=session_id,
+            owner=owner,
+            info=info,
+            encoder=encoder,
+            format=request.format,
+            prompt=request.prompt,
+            seed=request.seed,
+            image=request.image,
+        )
 
     async def _create_encoder(self, format: StreamFormat, info: ModelInfo) -> StreamEncoder:
         create = partial(

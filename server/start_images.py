@@ -8,6 +8,7 @@ from pathlib import Path
 from server.actor import StartImage
 from server.config import LimitsSection, ModelSection
 from server.errors import BadInput, ErrorCode, UnknownId
+from server.event_log import image_digest
 from server.uploads import UploadStore, decode_base64, decode_image
 from server.wire.messages import ImageBase64, ImageName, ImageReference, ImageUpload
 from server.wire.messages import StartImage as StartImageOffer
@@ -70,4 +71,4 @@ class ImageReader:
         if not file:
             raise BadInput(ErrorCode.BAD_IMAGE, "the image is empty", field=field)
         raw = await asyncio.to_thread(decode_image, file, limits=self._limits, field=field)
-        return StartImage(file=file, raw=raw)
+        return StartImage(file=file, raw=raw, sha256=await asyncio.to_thread(image_digest, file))

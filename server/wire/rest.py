@@ -54,6 +54,7 @@ class SessionView(WireModel):
     pacing: Pacing
     age_s: float
     watchers: int
+    recording: bool
 
 
 class SessionCreated(SessionView):
