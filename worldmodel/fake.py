@@ -184,7 +184,7 @@ class FakeAdapter:
 
     def _failure_of(self, tick: Tick, state: FakeState) -> FailureKind | None:
         if state.prompt == WARM_UP_PROMPT:
-            return None
+            return self._options.warm_up_failure
         if self._options.prompt_commands and (kind := command_of(tick.prompt)) is not None:
             return kind
         for planned in self._options.failures:

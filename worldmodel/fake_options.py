@@ -47,6 +47,7 @@ class FakeOptions:
 
     `chunk_ms` and `load_ms` are how long a chunk and the load take at least. `prompt_commands`: a new prompt "!KIND",
     with a word of `FailureKind`, makes its chunk fail that way. `load_error`: the load fails with this text.
+    `warm_up_failure`: every chunk of the warm-up fails that way.
     """
 
     chunk_ms: float = 0.0
@@ -56,6 +57,7 @@ class FakeOptions:
     failures: tuple[PlannedFailure, ...] = ()
     prompt_commands: bool = False
     load_error: str | None = None
+    warm_up_failure: FailureKind | None = None
 
     @classmethod
     def from_json(cls, data: bytes) -> FakeOptions:
@@ -108,7 +110,14 @@ def _read(value: object) -> FakeOptions:
         failures=tuple(_read_failure(item, f"failures[{index}]") for index, item in enumerate(failures)),
         prompt_commands=_READER.read_bool(table.get("prompt_commands", False), "prompt_commands"),
         load_error=load_error,
+        warm_up_failure=_read_optional_kind(table.get("warm_up_failure"), "warm_up_failure"),
     )
+
+
+def _read_optional_kind(value: object, path: str) -> FailureKind | None:
+    if value is None:
+        return None
+    return FailureKind(_READER.read_choice(value, path, [str(kind) for kind in FailureKind]))
 
 
 def _read_failure(value: object, path: str) -> PlannedFailure:

@@ -5,6 +5,7 @@ Which session leaves when all places are taken is the server's decision; a worke
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 
 import psutil
@@ -16,6 +17,8 @@ from kvcache.spec import KVSpec
 from worldmodel.errors import LoadFailed
 from worldmodel.messages import MemoryStats, StartWorker
 
+logger = logging.getLogger(__name__)
+
 KV_DTYPES: dict[int, torch.dtype] = {4: torch.float32, 2: torch.bfloat16, 1: torch.float8_e4m3fn}
 """Number format of stored K/V by its size in bytes."""
 
@@ -24,7 +27,8 @@ def plan_capacity(spec: KVSpec, start: StartWorker) -> int:
     """Return how many sessions fit beside the loaded weights, at most `start.requested_sessions`.
 
     On a CPU the budget is `start.memory_bytes` (None: as many as requested), on CUDA a fraction of what is free now.
-    Raises `LoadFailed` with the numbers if not even one fits.
+    If one session needs more than the fraction, but not more than is free, it is served and a warning says so. Raises
+    `LoadFailed` with the numbers if not even one fits.
     """
     spec = replace(spec, requested_sessions=start.requested_sessions)
     if torch.device(start.device).type == "cuda":
@@ -35,9 +39,26 @@ def plan_capacity(spec: KVSpec, start: StartWorker) -> int:
     else:
         free_bytes, fraction = start.memory_bytes, 1.0
     try:
-        return spec.capacity(free_bytes, fraction)
+        capacity = spec.capacity(free_bytes, fraction)
     except BudgetTooSmall as error:
         raise LoadFailed(f"no session fits in memory: {error}", code="out_of_memory") from error
+    _log_capacity(spec, capacity, free_bytes=free_bytes, fraction=fraction)
+    return capacity
+
+
+def _log_capacity(spec: KVSpec, capacity: int, *, free_bytes: int, fraction: float) -> None:
+    one, budget_bytes = spec.required_bytes(1), int(free_bytes * fraction)
+    more = spec.required_bytes(2) - one
+    numbers = (
+        f"the first takes {one} bytes, each other {more}, and {budget_bytes} of {free_bytes} free bytes may be used "
+        f"(fraction {fraction:g})"
+    )
+    if one > budget_bytes:
+        logger.warning("capacity raised to one session although the budget holds none: %s", numbers)
+    elif capacity < spec.requested_sessions:
+        logger.warning("%d sessions fit of %d requested: %s", capacity, spec.requested_sessions, numbers)
+    else:
+        logger.info("%d sessions fit as requested: %s", capacity, numbers)
 
 
 def allocate_cache(spec: KVSpec, start: StartWorker) -> KVCache:

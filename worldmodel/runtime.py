@@ -18,11 +18,11 @@ import numpy.typing as npt
 import torch
 
 from kvcache.cache import KVCache
-from kvcache.errors import CapacityExceeded, IntegrityError, WindowFull
+from kvcache.errors import CapacityExceeded, IntegrityError, KVCacheError, WindowFull
 from kvcache.transaction import ChunkState, ChunkTransaction
 from worldmodel.adapter import GeneratedChunk, GeneratedMedia, ProgressFn, SessionOpening, WorldModelAdapter
 from worldmodel.catalog import lookup, resolve
-from worldmodel.errors import LoadFailed, OutcomeUnknown, RequestRefused, TickRolledBack
+from worldmodel.errors import LoadFailed, OutcomeUnknown, RequestRefused, TickRolledBack, WorldModelError
 from worldmodel.messages import (
     ChunkMedia,
     CloseSession,
@@ -351,7 +351,19 @@ class Runtime:
     # ---------------------------------------------------------------- warm-up
 
     def warm_up(self, progress: ProgressFn) -> None:
-        """Run the adapter's warm-up sessions and drop their results. Raises `LoadFailed` if anything stays behind."""
+        """Run the adapter's warm-up sessions and drop their results.
+
+        Raises `LoadFailed` if a session or chunk fails, or if anything stays behind.
+        """
+        try:
+            self._run_warm_up(progress)
+            self._require_all_free()
+        except LoadFailed:
+            raise
+        except (WorldModelError, KVCacheError, DeviceLost) as error:
+            raise LoadFailed(f"warm-up: {error}", code="warm_up_failed") from error
+
+    def _run_warm_up(self, progress: ProgressFn) -> None:
         openings = self._adapter.warm_up_openings()
         total = max(1, sum(num_chunks for _, num_chunks in openings))
         done = 0
@@ -378,7 +390,6 @@ class Runtime:
                 done += 1
                 progress(LoadStage.WARM_UP, done / total, f"chunk {done} of {total}")
             self.close(CloseSession(request_id=request_id, session_id=session_id))
-        self._require_all_free()
 
     def _check_media_frames(self, committed: TickCommitted) -> None:
         spec = self._adapter.spec

@@ -174,9 +174,13 @@ def test_a_control_that_can_not_be_read_is_refused_before_anything_changed(runti
     runtime.open(open_session("a"), image())
     runtime.open(open_session("b"), image())
     with pytest.raises(RequestRefused) as caught:
-        runtime.tick(tick("a", 0, bad_event(3)))
+        runtime.tick(tick("a", 0, bad_event(3), prompt="another world"))
     assert caught.value.field is not None
-    assert arrays(runtime, "a", 0) == arrays(runtime, "b", 0)
+    # The good half of the tick is gone too, also when the prompt in force is that of a chunk before.
+    for index in range(3):
+        assert arrays(runtime, "a", index, keys(index, "w")) == arrays(runtime, "b", index, keys(index, "w"))
+        with pytest.raises(RequestRefused):
+            runtime.tick(tick("a", index + 1, keys(8, "d"), bad_event(9), prompt="another world"))
 
 
 def test_every_event_of_a_tick_is_reported_in_its_chunk(adapter: Adapter, runtime: Runtime) -> None:

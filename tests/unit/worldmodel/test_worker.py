@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import termios
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -62,13 +62,23 @@ class RunningWorker:
         return self.process.wait(timeout=EXIT_TIMEOUT_S)
 
 
+RUN_WORKER = ("-m", "worldmodel.worker")
+
+LEAKING_WORKER = (
+    "-c",
+    "from kvcache.page_table import PageTable; PageTable.clear = lambda table: None;"
+    "from worldmodel.worker import main; raise SystemExit(main())",
+)
+"""The worker with a fault in its bookkeeping: closed sessions keep their pages."""
+
+
 @contextlib.contextmanager
-def spawned() -> Iterator[RunningWorker]:
+def spawned(program: Sequence[str] = RUN_WORKER) -> Iterator[RunningWorker]:
     ours, theirs = socket.socketpair()
     with ours:
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, "-m", "worldmodel.worker", "--socket-fd", str(theirs.fileno())],
+                [sys.executable, *program, "--socket-fd", str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
                 env=worker_environment(1),
                 start_new_session=True,
@@ -162,6 +172,38 @@ def test_a_model_that_can_not_be_loaded_is_reported_and_ends_the_process() -> No
         failed = running.until_loaded()
         assert failed == WorkerFailed(code="load_failed", message="the checkpoint lacks vae/config.json")
         assert running.exit_code() == 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("early", "warm-up: chunk 0 failed and was rolled back"),
+        ("incomplete", "warm-up: chunk 0 failed and was rolled back"),
+        ("refuse", "warm-up: refused, as ordered"),
+        ("media", "warm-up: the media of chunk 0 is lost"),
+    ],
+)
+def test_a_warm_up_that_fails_is_reported_and_ends_the_process(kind: str, text: str) -> None:
+    with spawned() as running:
+        running.send(start_fake(warm_up_failure=kind))
+        assert running.until_loaded() == WorkerFailed(code="warm_up_failed", message=text)
+        assert running.exit_code() == 3
+
+
+def test_a_warm_up_that_leaves_pages_is_reported_and_ends_the_process() -> None:
+    with spawned(LEAKING_WORKER) as running:
+        running.send(start_fake(sessions=2))
+        failed = running.until_loaded()
+        assert failed == WorkerFailed(code="warm_up_failed", message="warm-up left 9 of 18 pages and 0 sessions behind")
+        assert running.exit_code() == 3
+
+
+def test_a_process_that_dies_in_its_warm_up_is_not_taken_for_ready() -> None:
+    with spawned() as running:
+        running.send(start_fake(warm_up_failure="crash"))
+        with pytest.raises(AssertionError, match="the worker closed its socket"):
+            running.until_loaded()
+        assert running.exit_code() == -signal.SIGKILL
 
 
 def test_an_unforeseen_error_while_loading_is_reported_too() -> None:
