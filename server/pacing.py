@@ -28,6 +28,7 @@ class PacingGate:
         self._shown = -1
         self._sent = -1
         self._dry_at: float | None = None
+        self._plays_until: float | None = None
         self._viewer_starts: deque[tuple[int, float]] = deque()
 
     @property
@@ -58,16 +59,21 @@ class PacingGate:
 
     def chunk_ready(self, chunk_index: int, num_media_frames: int, now: float) -> None:
         """Note that a chunk could be sent from now on."""
-        starts_at = now if self._dry_at is None else max(now, self._dry_at)
-        self._dry_at = starts_at + num_media_frames / self._fps
+        duration_s = num_media_frames / self._fps
+        self._dry_at = max(now, self._dry_at or now) + duration_s
         if self.mode is Pacing.CLOCK:
+            starts_at = max(now, self._plays_until or now)
+            self._plays_until = starts_at + duration_s
             self._viewer_starts.append((chunk_index, starts_at))
 
     def chunk_sent(self, chunk_index: int) -> None:
         self._sent = max(self._sent, chunk_index)
 
     def chunk_shown(self, chunk_index: int, buffered_ms: float, now: float) -> None:
-        """Note a client's report. Reports of other modes than `playback` only correct the deadline."""
+        """Note a client's report. Reports of other modes than `playback` only correct the deadline.
+
+        The virtual viewer isn't moved: whoever reports an empty buffer would otherwise be ahead of him for ever more.
+        """
         if self.mode is Pacing.PLAYBACK:
             self._shown = max(self._shown, chunk_index)
         self._dry_at = now + buffered_ms / 1000
@@ -76,14 +82,14 @@ class PacingGate:
         """Go on with a client that holds everything up to `last_chunk_index` and may have lost its player's buffer."""
         self._sent = last_chunk_index
         self._shown = max(self._shown, last_chunk_index)
-        self._dry_at = now
+        self._dry_at = self._plays_until = now
         self._viewer_starts = deque(entry for entry in self._viewer_starts if entry[0] > last_chunk_index)
 
     def restart(self) -> None:
         """Begin a run."""
         self._shown = -1
         self._sent = -1
-        self._dry_at = None
+        self._dry_at = self._plays_until = None
         self._viewer_starts.clear()
 
     def _viewer_reaches(self, chunk_index: int, now: float) -> float | None:

@@ -96,7 +96,6 @@ class Ledger:
     applied: dict[int, tuple[int, int]] = field(default_factory=dict)
     dropped: set[int] = field(default_factory=set)
     wait_ms: dict[int, float] = field(default_factory=dict)
-    chunk_times: list[float] = field(default_factory=list)
     gaps: int = 0
     ended: str | None = None
 
@@ -120,6 +119,8 @@ class LoopClient:
         self.headers: list[ChunkHeader] = []
         self.close_code: int | None = None
         self.keeps = True
+        self.shown = -1
+        self.shown_at: dict[int, float] = {}
         self._epoch: int | None = None
         self._changed = asyncio.Event()
         self._endpoint = asyncio.ensure_future(self._serve())
@@ -273,12 +274,14 @@ class LoopClient:
             assert header.run < ledger.run, "a run that nobody announced"
         if self.keeps:
             self.headers.append(header)
-            ledger.chunk_times.append(now())
         for receipt in header.applied:
             assert receipt.event_id not in ledger.dropped, "dropped and applied"
             place = (header.run, header.chunk_index)
             assert ledger.applied.setdefault(receipt.event_id, place) == place, "applied twice"
             ledger.wait_ms[receipt.event_id] = receipt.wait_ms
+        self.shown = header.chunk_index
+        if self.keeps:
+            self.shown_at[header.chunk_index] = now()
         if self.speed is not None:
             self._report(header, buffered_ms=header.num_frames / self.server.fps * 1000)
             await asyncio.sleep(header.num_frames / self.server.fps / self.speed)
@@ -322,6 +325,31 @@ class LoopServer:
     def counter(self, name: str, **labels: str) -> float:
         """Return a value of `/metrics`, 0 if it was never set."""
         return self.context.metrics.registry.get_sample_value(name, labels) or 0.0
+
+
+async def assert_the_books_balance(server: LoopServer) -> None:
+    """Check that nothing is left once every session has ended: places, pages, receipts, sessions, tasks."""
+    table, worker = server.table, server.worker
+    assert table.all() == ()
+    assert (table.num_resident, table.num_waiting) == (0, 0)
+    assert worker.violations == []
+    assert worker.sessions == {}
+    memory = worker.memory
+    assert memory is not None
+    assert memory.free_pages == memory.total_pages
+    answered = sum(
+        server.counter("worldserve_events_total", result=result)
+        for result in ("applied", "dropped_failed", "dropped_reset", "dropped_closed")
+    )
+    assert server.counter("worldserve_events_total", result="queued") == answered
+    ended = sum(
+        sample.value
+        for metric in server.context.metrics.ended.collect()
+        for sample in metric.samples
+        if sample.name.endswith("_total")
+    )
+    assert server.counter("worldserve_sessions_started_total") == ended
+    assert server.counter("worldserve_connections") == 0
 
 
 @asynccontextmanager

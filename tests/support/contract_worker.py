@@ -102,10 +102,12 @@ class ContractWorker:
         self.sessions: dict[SessionId, Held] = {}
         self.tick_fates: deque[Fate] = deque()
         self.request_fates: deque[Fate] = deque()
+        self.open_fates: deque[Fate] = deque()
         self.violations: list[str] = []
         self.num_ticks: Counter[Fate] = Counter()
         self.request_ids: set[RequestId] = set()
         self.tick_s = tick_s
+        self.on_tick: Callable[[Tick], None] | None = None
         self._request_s = request_s
         self._media_s = media_s
         self._restart_s = restart_s
@@ -176,7 +178,7 @@ class ContractWorker:
             self._check(len(self.sessions) < self.loaded_info.capacity_sessions, "opened above the capacity")
             self.sessions[message.session_id] = Held()
 
-        await self._run(message, self._request_s, self.request_fates, opens)
+        await self._run(message, self._request_s, self.open_fates or self.request_fates, opens)
         return SessionOpened(request_id=message.request_id, session_id=message.session_id, memory=self._memory())
 
     async def reset_session(self, message: ResetSession, image: bytes | None) -> SessionReset:
@@ -197,6 +199,8 @@ class ContractWorker:
 
     async def tick(self, message: Tick) -> CommittedTick:
         num_frames = 12 if message.chunk_index else 9
+        if self.on_tick is not None:
+            self.on_tick(message)
 
         def ticks() -> None:
             held = self.sessions.get(message.session_id)

@@ -7,6 +7,7 @@ nothing runs in threads. A loop that has neither work nor timers would wait for 
 from __future__ import annotations
 
 import asyncio
+import math
 import selectors
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
@@ -14,16 +15,19 @@ from typing import Any, TypeVar
 
 ResultT = TypeVar("ResultT")
 
+START_S = 1000.0
+
 
 class Wedged(BaseException):
-    """Nothing is left that could ever happen, and yet somebody waits."""
+    """Nothing is left that could ever happen, or it takes far too long, and yet somebody waits."""
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
     """Runs "threads" inline and never sleeps."""
 
     def __init__(self) -> None:
-        self.now = 1000.0
+        self.now = START_S
+        self.limit = math.inf
         super().__init__(_JumpingSelector(self))
 
     def time(self) -> float:
@@ -52,12 +56,17 @@ class _JumpingSelector(selectors.DefaultSelector):
         if timeout is None:
             raise Wedged("the event loop has no work and no timer left")
         self._loop.now += timeout
+        if self._loop.now > self._loop.limit:
+            raise Wedged("the time of the test is over")
         return []
 
 
-def run_virtual(main: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """Run a coroutine to its end in virtual time."""
+def run_virtual(main: Coroutine[Any, Any, ResultT], *, limit_s: float = 3600.0) -> ResultT:
+    """Run a coroutine to its end in virtual time, of which it may take `limit_s`."""
     with asyncio.Runner(loop_factory=VirtualLoop, debug=False) as runner:
+        loop = runner.get_loop()
+        assert isinstance(loop, VirtualLoop)
+        loop.limit = START_S + limit_s
         return runner.run(main)
 
 

@@ -74,6 +74,16 @@ def test_clock_viewer_waits_for_a_late_chunk() -> None:
     assert it.opens_at(3, 5.2) == 6.0
 
 
+def test_clock_viewer_is_not_moved_by_reports() -> None:
+    it = gate(Pacing.CLOCK)
+    for chunk_index in range(3):
+        it.chunk_shown(-1, 0.0, now=0.1 * chunk_index)
+        deliver(it, chunk_index, now=0.1 * chunk_index)
+    it.chunk_shown(2, 0.0, now=0.3)
+    assert it.opens_at(3, 0.3) == 1.0
+    assert it.opens_at(4, 0.3) == 2.0
+
+
 @pytest.mark.parametrize("mode", [Pacing.PLAYBACK, Pacing.CLOCK])
 def test_deadline_is_when_the_viewer_runs_dry(mode: Pacing) -> None:
     it = gate(mode)
