@@ -36,24 +36,23 @@ NOBODY_LOOKS: dict[str, Any] = {"format": "latent", "pacing": "playback", "repor
 """Nobody reports what is shown, so a run makes chunks 0 and 1 and waits."""
 
 
-@pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DemoProcess]:
-    log = tmp_path_factory.mktemp("demo") / "server.log"
-    with demo_process(log, "--session.allow-latents", "true") as process:
-        yield process
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def worker() -> AsyncIterator[Worker]:
-    """A worker that no server shares, set up as the demo's."""
+    """A worker that no server shares, set up as the demo's; it loads while the server does."""
     config = demo_config()
     client = WorkerClient(start_message(config), WorkerPolicy.from_config(config))
     await client.start()
     try:
-        await client.wait_ready()
         yield client
     finally:
         await client.stop()
+
+
+@pytest.fixture(scope="module")
+def demo(worker: Worker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DemoProcess]:
+    log = tmp_path_factory.mktemp("demo") / "server.log"
+    with demo_process(log, "--session.allow-latents", "true") as process:
+        yield process
 
 
 # ---------------------------------------------------------------- exact numbers

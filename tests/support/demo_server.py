@@ -99,6 +99,7 @@ class Watched:
 
 async def solo_latents(worker: Worker, watched: Watched) -> Latents:
     """Make the chunks of a session again, as the only session of a worker, by `server.generate`."""
+    await worker.wait_ready()
     config = demo_config()
     (offered,) = (each for each in config.model.start_images if each.name == watched.start.image)
     file = (config.checkpoint_path / offered.file).read_bytes()
