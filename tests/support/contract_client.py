@@ -126,6 +126,9 @@ class LoopClient:
         self._endpoint = asyncio.ensure_future(self._serve())
         self._reading = asyncio.ensure_future(self._read())
         self._reading.add_done_callback(lambda _: self._changed.set())
+        # A socket lives as long as its connection, whether or not the user thinks of it.
+        server.open_clients.add(self)
+        self._endpoint.add_done_callback(lambda _: server.open_clients.discard(self))
 
     async def _serve(self) -> None:
         await world_endpoint(cast(WebSocket, self.socket), self.server.context)
@@ -191,6 +194,12 @@ class LoopClient:
         await asyncio.wait({self._reading})
         self.check()
         return self.close_code
+
+    async def over_despite_not_reading(self) -> int | None:
+        """Wait until the server is done with a socket that nobody reads, and return the close code in its buffer."""
+        await self._endpoint
+        frames = [self.socket.to_client.get_nowait() for _ in range(self.socket.to_client.qsize())]
+        return next((frame for frame in frames if isinstance(frame, int)), None)
 
     def check(self) -> None:
         """Raise the first thing that this client saw and must never see."""
@@ -307,6 +316,7 @@ class LoopServer:
         self.worker = worker
         self.context: ServerContext = app.state.context
         self.fps = worker.loaded_info.fps
+        self.open_clients: set[LoopClient] = set()
 
     @property
     def table(self) -> SessionTable:
@@ -332,7 +342,7 @@ async def assert_the_books_balance(server: LoopServer) -> None:
     table, worker = server.table, server.worker
     assert table.all() == ()
     assert (table.num_resident, table.num_waiting) == (0, 0)
-    assert worker.violations == []
+    assert worker.violations == [], worker.violations
     assert worker.sessions == {}
     memory = worker.memory
     assert memory is not None
@@ -362,7 +372,7 @@ async def loop_serving(worker: ContractWorker | None = None, **sections: Any) ->
     async with app.router.lifespan_context(app):
         yield server
     await settle()
-    assert worker.violations == []
+    assert worker.violations == [], worker.violations
     left = [task for task in asyncio.all_tasks() - before if task is not asyncio.current_task()]
     for task in left:
         task.cancel()

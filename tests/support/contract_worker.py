@@ -182,9 +182,10 @@ class ContractWorker:
         return SessionOpened(request_id=message.request_id, session_id=message.session_id, memory=self._memory())
 
     async def reset_session(self, message: ResetSession, image: bytes | None) -> SessionReset:
+        self._require_ready()
+        self._check(self._is_known(message.session_id), f"{message.session_id} was reset in an unknown state")
+
         def resets() -> None:
-            held = self.sessions.get(message.session_id)
-            self._check(held is not None and held.is_known, f"{message.session_id} was reset in an unknown state")
             self.sessions[message.session_id] = Held()
 
         await self._run(message, self._request_s, self.request_fates, resets)
@@ -201,11 +202,13 @@ class ContractWorker:
         num_frames = 12 if message.chunk_index else 9
         if self.on_tick is not None:
             self.on_tick(message)
+        self._require_ready()
+        self._check(self._is_known(message.session_id), f"{message.session_id} was ticked in an unknown state")
 
         def ticks() -> None:
             held = self.sessions.get(message.session_id)
             if held is None or not held.is_known:
-                self._check(False, f"{message.session_id} was ticked in an unknown state")
+                # The pixels of the chunk before were lost while this tick was under way.
                 return
             self._check(message.chunk_index == held.next_chunk_index, "chunk index is not contiguous")
             held.next_chunk_index += 1
@@ -249,6 +252,8 @@ class ContractWorker:
         lost = self._lost
 
         def arrives() -> None:
+            if fate in (Fate.LOSES_MEDIA, Fate.WRONG_MEDIA):
+                self._doubt(message.session_id)
             if lost.is_set():
                 media.set_exception(WorkerUnavailable(self.failure or "the worker is gone"))
             elif fate is Fate.LOSES_MEDIA:
@@ -258,8 +263,6 @@ class ContractWorker:
                 return
             media.exception()
 
-        if fate in (Fate.LOSES_MEDIA, Fate.WRONG_MEDIA):
-            self._doubt(message.session_id)
         loop.call_later(self._media_s, arrives)
         return media
 
@@ -348,6 +351,10 @@ class ContractWorker:
                 return WorkerUnavailable(self.failure or "the worker is gone")
             case _:
                 return None
+
+    def _is_known(self, session_id: SessionId) -> bool:
+        held = self.sessions.get(session_id)
+        return held is not None and held.is_known
 
     def _doubt(self, session_id: SessionId) -> None:
         held = self.sessions.get(session_id)

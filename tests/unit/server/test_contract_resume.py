@@ -1,0 +1,220 @@
+"""Links that break at any moment: what the next socket sees, and what it never sees.
+
+Every client checks while it reads that each chunk is of its own epoch and follows the one before, so a lost or repeated
+chunk, or anything of an old epoch, fails these tests by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from server.config import SessionSection
+from tests.support.contract_client import Ledger, LoopClient, LoopServer, assert_the_books_balance, loop_serving
+from tests.support.contract_worker import ContractWorker
+from tests.support.server_worker import model_info
+from tests.support.virtual_time import run_virtual, settle
+
+RESUME_S = 15.0
+
+
+async def come_back(server: LoopServer, ledger: Ledger, *, speed: float | None = None) -> LoopClient:
+    client = server.client(ledger, speed=speed)
+    client.resume()
+    await client.expect("session.started")
+    return client
+
+
+@pytest.mark.parametrize("lead_chunks", [0, 1, 3])
+@pytest.mark.parametrize("seed", range(8))
+def test_cuts_at_random_moments_lose_no_chunk(seed: int, lead_chunks: int) -> None:
+    """The viewer reports what it was shown, so that never more chunks are missing than the server keeps."""
+    rng = random.Random(seed)
+
+    async def main() -> None:
+        worker = ContractWorker(tick_s=0.2, media_s=0.05)
+        async with loop_serving(worker, session=SessionSection(lead_chunks=lead_chunks)) as server:
+            client = await server.started(speed=rng.choice([None, 1.0, 3.0]))
+            ledger = client.ledger
+            last_seen = -1
+            for _ in range(40):
+                await asyncio.sleep(rng.choice([0.0, 0.01, 0.1, 0.2, 0.21, 0.25, 0.4, 2.0]) * rng.random())
+                for _ in range(rng.randrange(3)):
+                    client.event()
+                await settle(rng.randrange(12))
+                client.check()
+                if rng.random() < 0.3:
+                    client.stop_reading()
+                    old = client
+                    client = await come_back(server, ledger, speed=rng.choice([None, 1.0]))
+                    assert await old.over_despite_not_reading() == 1008
+                else:
+                    await client.leave()
+                    await asyncio.sleep(rng.choice([0.0, 0.1, 1.0, RESUME_S - 1.0]) * rng.random())
+                    client = await come_back(server, ledger, speed=rng.choice([None, 1.0]))
+                assert ledger.last_chunk_index >= last_seen
+                last_seen = ledger.last_chunk_index
+            assert ledger.gaps == 0
+            await client.until(lambda: ledger.last_chunk_index > last_seen)
+            client.send("session.close")
+            assert await client.over() == 1000
+            await settle()
+            await assert_the_books_balance(server)
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("pacing", ["free", "clock"])
+@pytest.mark.parametrize("seed", range(4))
+def test_who_reports_nothing_is_told_of_a_gap_instead(seed: int, pacing: str) -> None:
+    rng = random.Random(seed)
+
+    async def main() -> None:
+        async with loop_serving(ContractWorker(tick_s=0.05)) as server:
+            client = await server.started(pacing=pacing)
+            client.reports = False
+            ledger = client.ledger
+            for _ in range(20):
+                # What arrives now is lost: the user stops reading some time before the link is cut.
+                client.stop_reading()
+                await asyncio.sleep(rng.random() * (8.0 if pacing == "clock" else 1.0))
+                await client.leave()
+                client = await come_back(server, ledger)
+                client.reports = False
+                await client.chunks(1)
+                client.check()
+            assert ledger.gaps > 0
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("moment_s", [0.0, 0.05, 0.19, 0.2, 0.22, 0.25, 0.3])
+def test_a_client_may_come_back_while_a_chunk_is_being_made(moment_s: float) -> None:
+    """A tick takes 0.2 s and its pixels 0.05 s more; the link breaks and comes back somewhere in between."""
+
+    async def main() -> None:
+        worker = ContractWorker(tick_s=0.2, media_s=0.05)
+        async with loop_serving(worker) as server:
+            client = await server.started()
+            await client.chunks(3)
+            worker_tick = asyncio.Event()
+            worker.on_tick = lambda tick: worker_tick.set()
+            await worker_tick.wait()
+            await client.leave()
+            await asyncio.sleep(moment_s)
+            again = await come_back(server, client.ledger)
+            await again.chunks(5)
+            again.check()
+            indices = [header.chunk_index for header in again.headers]
+            first = len(client.headers)
+            assert indices[:5] == list(range(first, first + 5))
+            assert {header.epoch for header in again.headers} == {2}
+
+    run_virtual(main())
+
+
+def test_events_queued_before_a_cut_are_applied_after_it() -> None:
+    async def main() -> None:
+        async with loop_serving() as server:
+            client = await server.started()
+            await client.chunks(2)
+            client.send("session.pause")
+            await client.expect("session.state", state="paused")
+            event_id = client.event()
+            await client.expect("event.queued", event_id=event_id)
+            await client.leave()
+            again = await come_back(server, client.ledger)
+            await again.expect("session.state", state="paused")
+            again.send("session.event", event_id=event_id, prompt="again")
+            await again.expect("error", code="duplicate", event_id=event_id)
+            again.send("session.unpause")
+            await again.until(lambda: event_id in again.ledger.applied)
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize(("away_s", "is_back"), [(RESUME_S - 0.1, True), (RESUME_S + 0.1, False)])
+def test_a_parked_session_expires_on_time(away_s: float, is_back: bool) -> None:
+    async def main() -> None:
+        worker = ContractWorker()
+        async with loop_serving(worker, session=SessionSection(resume_s=RESUME_S)) as server:
+            client = await server.started()
+            await client.leave()
+            await asyncio.sleep(away_s)
+            again = server.client(client.ledger)
+            again.resume()
+            if is_back:
+                await again.chunks(3)
+            else:
+                assert (await again.expect("error"))["code"] == "bad_resume_token"
+                await assert_no_session_is_left(server)
+
+    run_virtual(main())
+
+
+async def assert_no_session_is_left(server: LoopServer) -> None:
+    await settle()
+    assert server.table.all() == ()
+    assert server.worker.sessions == {}
+    assert server.table.num_resident == 0
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_parked_sessions_are_evicted_in_the_order_in_which_they_were_left(seed: int) -> None:
+    rng = random.Random(seed)
+    capacity = 4
+
+    async def main() -> None:
+        worker = ContractWorker(model_info(width=2, height=2, capacity_sessions=capacity))
+        async with loop_serving(worker) as server:
+            clients = [await server.started() for _ in range(capacity)]
+            rng.shuffle(clients)
+            left = clients[: rng.randrange(2, capacity + 1)]
+            for client in left:
+                await client.leave()
+                await asyncio.sleep(0.1)
+            returned = left.pop(rng.randrange(len(left)))
+            back = await come_back(server, returned.ledger)
+            await back.leave()
+            left.append(returned)
+            await asyncio.sleep(0.1)
+            for client in left:
+                newcomer = await server.started()
+                alive = {actor.session_id for actor in server.table.all()}
+                assert client.ledger.session_id not in alive
+                assert newcomer.ledger.session_id in alive
+                again = server.client(client.ledger)
+                again.resume()
+                error = await again.expect("error")
+                assert (error["code"], error["field"]) == ("session_evicted", "resume_token")
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("is_parked", [False, True])
+def test_after_a_worker_restart_the_world_is_gone_and_says_so(is_parked: bool) -> None:
+    async def main() -> None:
+        worker = ContractWorker()
+        async with loop_serving(worker) as server:
+            client = await server.started()
+            await client.chunks(3)
+            if is_parked:
+                await client.leave()
+            worker.dies()
+            if not is_parked:
+                assert await client.over() == 1012
+            await asyncio.sleep(5.0)
+            again = await come_back(server, client.ledger)
+            await again.expect("session.state", state="failed")
+            again.event()
+            assert (await again.expect("error"))["code"] == "bad_state"
+            assert again.headers == [] or again.headers[-1].run == 0
+            again.send("session.reset", prompt="a new one")
+            await again.expect("session.state", state="active", run=1)
+            await again.until(lambda: again.headers and again.headers[-1].run == 1)
+            first = next(header for header in again.headers if header.run == 1)
+            assert (first.chunk_index, first.epoch) == (0, 2)
+
+    run_virtual(main())
