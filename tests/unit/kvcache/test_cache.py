@@ -204,6 +204,18 @@ steps = st.lists(
 @given(spec=specs, steps=steps)
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 def test_random_histories_agree_with_the_naive_cache(spec: KVSpec, steps: list[Step]) -> None:
+    check_history(spec, steps)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@given(spec=specs, steps=steps)
+@settings(max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_many_random_histories_agree_with_the_naive_cache(spec: KVSpec, steps: list[Step]) -> None:
+    check_history(spec, steps)
+
+
+def check_history(spec: KVSpec, steps: list[Step]) -> None:
     cache = make_cache(spec, capacity=2)
     twins: dict[str, Twin] = {}
     open_session(cache, twins, "a")

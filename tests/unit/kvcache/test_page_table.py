@@ -60,6 +60,26 @@ def test_ring_fills_a_prefix_and_a_chunk_writes_only_outside_its_visible_history
 
 
 @pytest.mark.parametrize("storage", Storage)
+@pytest.mark.parametrize("chunk", range(1, 9))
+def test_60_chunks_of_every_small_geometry_see_what_a_list_of_frames_says(chunk: int, storage: Storage) -> None:
+    for sink, window in product(range(9), range(chunk, 9)):
+        table, ledger = make_table(tiny_spec(sink=sink, window=window, chunk=chunk, storage=storage))
+        frames: list[int] = []
+        for index in range(60):
+            frames += range(index * chunk, (index + 1) * chunk)
+            while len(frames) > sink + window:
+                del frames[sink]
+            staged = table.stage(chunk)
+            where = (sink, window, index)
+            assert sorted(staged.visible) == frames, where
+            assert len({page for pages in staged.visible_pages for page in pages}) == len(frames), where
+            table.commit(staged)
+            assert list(table.resident) == frames, where
+            assert ledger.total_pages - ledger.free_pages == len(frames), where
+        ledger.check({"s": table.held_pages()})
+
+
+@pytest.mark.parametrize("storage", Storage)
 def test_pages_are_distinct_and_eviction_frees_them_at_commit(storage: Storage) -> None:
     spec = tiny_spec(sink=2, window=5, chunk=3, storage=storage, num_branches=2)
     table, ledger = make_table(spec)
