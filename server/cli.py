@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         check_package_origin()
-        run = {"demo": _demo, "serve": _serve, "generate": _generate}[arguments.verb]
+        run = {"demo": _demo, "serve": _serve, "generate": _generate, "replay": _replay}[arguments.verb]
         run(arguments)
     except ConfigError as error:
         return _fail(str(error), 2)
@@ -63,7 +63,9 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("config", type=Path, metavar="CONFIG", help="a TOML file, for example configs/demo.toml")
     generate = verbs.add_parser("generate", help="make a video from a start image, a prompt and a key script")
     _add_generate_arguments(generate)
-    for verb in (demo, serve, generate):
+    replay = verbs.add_parser("replay", help="make the chunks of a recorded session again, from its event log")
+    _add_replay_arguments(replay)
+    for verb in (demo, serve, generate, replay):
         _add_settings(verb)
     return parser
 
@@ -77,6 +79,18 @@ def _add_generate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="noise seed (default 0)")
     parser.add_argument("--out", type=Path, required=True, help="the mp4 to write")
     parser.add_argument("--latents", type=Path, help="also write the latents as safetensors")
+
+
+def _add_replay_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("log", type=Path, metavar="EVENTS.jsonl", help="the event log, with its images beside it")
+    parser.add_argument("--config", type=Path, help="a TOML file (default: the embedded demo world)")
+    parser.add_argument("--out", type=Path, help="the mp4 to write")
+    parser.add_argument("--latents", type=Path, help="the latents to write, as safetensors")
+    parser.add_argument(
+        "--image", action="append", default=[], help="a start image that is not beside the log; may be repeated"
+    )
+    parser.add_argument("--seed", type=int, help="noise seed of a plain log (default 0); other logs have their own")
+    parser.add_argument("--any-model", action="store_true", help="also if another model made the log")
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
@@ -118,6 +132,7 @@ def _serve(arguments: argparse.Namespace) -> None:
 
 def _generate(arguments: argparse.Namespace) -> None:
     _require_extras()
+    from server.clip import ClipFiles
     from server.generate_verb import ClipRequest, make_clip
 
     config = _load(arguments, arguments.config or bundled_config("demo"))
@@ -127,10 +142,25 @@ def _generate(arguments: argparse.Namespace) -> None:
         keys=arguments.keys,
         num_media_frames=arguments.frames,
         seed=arguments.seed,
-        out=arguments.out,
-        latents=arguments.latents,
+        files=ClipFiles(out=arguments.out, latents=arguments.latents),
     )
     make_clip(config, request)
+
+
+def _replay(arguments: argparse.Namespace) -> None:
+    _require_extras()
+    from server.clip import ClipFiles
+    from server.replay_verb import ReplayRequest, replay
+
+    config = _load(arguments, arguments.config or bundled_config("demo"))
+    request = ReplayRequest(
+        log=arguments.log,
+        images=tuple(arguments.image),
+        seed=arguments.seed,
+        any_model=arguments.any_model,
+        files=ClipFiles(out=arguments.out, latents=arguments.latents),
+    )
+    replay(config, request)
 
 
 def _run_server(config: ServerConfig, *, open_browser: bool) -> None:

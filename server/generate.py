@@ -22,6 +22,7 @@ from worldmodel.messages import (
     ModelInfo,
     OpenSession,
     RequestId,
+    ResetSession,
     SessionId,
     Tick,
     TickCommitted,
@@ -40,16 +41,27 @@ _DTYPES: dict[MediaFormat, npt.DTypeLike] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NewRun:
+    """Begin the rollout again. `image_rgb` is RGB24 of size `image`; both None keep the image."""
+
+    prompt: str
+    seed: int
+    image: ImageSize | None = None
+    image_rgb: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateStep:
-    """What steers one chunk. `prompt=None` keeps the prompt in force."""
+    """What steers one chunk. `prompt=None` keeps the prompt in force; with `new_run` this is chunk 0 of a new run."""
 
     events: tuple[ControlEvent, ...] = ()
     prompt: str | None = None
+    new_run: NewRun | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateJob:
-    """A clip: one chunk per step. `image_rgb` is RGB24 of size `image`."""
+    """A clip of one or more runs: one chunk per step. `image_rgb` is RGB24 of size `image`."""
 
     prompt: str
     seed: int
@@ -57,6 +69,18 @@ class GenerateJob:
     image_rgb: bytes
     steps: tuple[GenerateStep, ...]
     outputs: tuple[MediaFormat, ...] = (MediaFormat.YUV420,)
+
+    @property
+    def chunk_indices(self) -> tuple[int, ...]:
+        """Index of each step's chunk in its run."""
+        indices: list[int] = []
+        for step in self.steps:
+            indices.append(indices[-1] + 1 if indices and step.new_run is None else 0)
+        return tuple(indices)
+
+    def num_media_frames(self, info: ModelInfo) -> int:
+        """Return how many media frames all steps give."""
+        return sum(info.chunk_media_frames if index else info.first_chunk_media_frames for index in self.chunk_indices)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,11 +142,13 @@ async def generate(worker: Worker, job: GenerateJob) -> AsyncGenerator[ClipChunk
     )
     await worker.open_session(opening, job.image_rgb)
     upcoming: asyncio.Task[CommittedTick] | None = None
+    indices = job.chunk_indices
     try:
-        for index in range(len(job.steps)):
-            result = await (upcoming or _start_tick(worker, job, index))
+        for index in range(len(indices)):
+            result = await (upcoming or _start_step(worker, job, index, indices[index]))
             media = result.media
-            upcoming = _start_tick(worker, job, index + 1) if index + 1 < len(job.steps) else None
+            following = index + 1
+            upcoming = _start_step(worker, job, following, indices[following]) if following < len(indices) else None
             message, payload = await media
             arrays = {}
             for part in message.parts:
@@ -139,13 +165,26 @@ async def generate(worker: Worker, job: GenerateJob) -> AsyncGenerator[ClipChunk
             await worker.close_session(CloseSession(request_id=RequestId("generate-close"), session_id=_SESSION_ID))
 
 
-def _start_tick(worker: Worker, job: GenerateJob, index: int) -> asyncio.Task[CommittedTick]:
+def _start_step(worker: Worker, job: GenerateJob, index: int, chunk_index: int) -> asyncio.Task[CommittedTick]:
+    return asyncio.create_task(_run_step(worker, job, index, chunk_index))
+
+
+async def _run_step(worker: Worker, job: GenerateJob, index: int, chunk_index: int) -> CommittedTick:
     step = job.steps[index]
+    if step.new_run is not None:
+        reset = ResetSession(
+            request_id=RequestId(f"generate-{index}-reset"),
+            session_id=_SESSION_ID,
+            prompt=step.new_run.prompt,
+            seed=step.new_run.seed,
+            image=step.new_run.image,
+        )
+        await worker.reset_session(reset, step.new_run.image_rgb)
     message = Tick(
         request_id=RequestId(f"generate-{index}"),
         session_id=_SESSION_ID,
-        chunk_index=index,
+        chunk_index=chunk_index,
         prompt=step.prompt,
         events=step.events,
     )
-    return asyncio.create_task(worker.tick(message))
+    return await worker.tick(message)
