@@ -30,6 +30,7 @@ from server.errors import (
     from_worker,
 )
 from server.ids import ResumeToken, WatchToken
+from server.logs import about
 from server.media.formats import EncodedChunk, EpochMuxer, StreamEncoder
 from server.metrics import Metrics
 from server.recorder import SessionRecorder
@@ -333,7 +334,14 @@ class SessionActor:
     def _refuse_events(self, events: tuple[ControlEvent, ...], failure: ServerError) -> None:
         """Go on without the events that the model refused; nothing of them was done."""
         self._audience.send_error(failure)
-        self._audience.send_dropped(self.session.refuse_tick(), DropReason.FAILED)
+        dropped = self.session.refuse_tick()
+        log.info(
+            "session %s: the model refused events: %s",
+            self.session_id,
+            failure.message,
+            extra=about(session_id=self.session_id, request_id=failure.request_id, event_ids=dropped),
+        )
+        self._audience.send_dropped(dropped, DropReason.FAILED)
 
     def _commit(self, tick: Tick, answered: CommittedTick) -> None:
         if self.session.in_flight is not tick:
@@ -341,7 +349,12 @@ class SessionActor:
         try:
             chunk = self.session.commit(answered.committed)
         except CommitMismatch as error:
-            log.error("session %s: %s", self.session_id, error)
+            log.error(
+                "session %s: %s",
+                self.session_id,
+                error,
+                extra=about(session_id=self.session_id, request_id=tick.request_id, event_ids=tick.event_ids),
+            )
             self._fail(
                 SessionFailed(
                     ErrorCode.TICK_FAILED,
@@ -392,7 +405,13 @@ class SessionActor:
         if isinstance(error, WorkerUnavailable):
             self._fail(from_worker(error, fallback=ErrorCode.MEDIA_FAILED, request_id=chunk.request_id))
             return
-        log.error("session %s: media of chunk %d lost", self.session_id, chunk.chunk_index, exc_info=error)
+        log.error(
+            "session %s: media of chunk %d lost",
+            self.session_id,
+            chunk.chunk_index,
+            exc_info=error,
+            extra=about(session_id=self.session_id, request_id=chunk.request_id),
+        )
         text = f"the pictures of chunk {chunk.chunk_index} were lost"
         self._fail(SessionFailed(ErrorCode.MEDIA_FAILED, text, request_id=chunk.request_id))
 
@@ -423,7 +442,15 @@ class SessionActor:
 
     def _enter_failed(self, error: ServerError) -> None:
         self._audience.send_error(error)
-        self._audience.send_dropped(self.session.fail(), DropReason.FAILED)
+        dropped = self.session.fail()
+        log.warning(
+            "session %s failed: %s: %s",
+            self.session_id,
+            error.code,
+            error.message,
+            extra=about(session_id=self.session_id, request_id=error.request_id, event_ids=dropped),
+        )
+        self._audience.send_dropped(dropped, DropReason.FAILED)
         self._audience.send_state(self._state_message(error.code))
         if error.code is not ErrorCode.WORKER_UNAVAILABLE:
             self._tasks.spawn(self._release())
@@ -447,7 +474,12 @@ class SessionActor:
         except WorkerUnavailable:
             return True
         except WorldModelError as error:
-            log.error("session %s: the worker did not close it: %s", self.session_id, error)
+            log.error(
+                "session %s: the worker did not close it: %s",
+                self.session_id,
+                error,
+                extra=about(session_id=self.session_id, request_id=message.request_id),
+            )
             return False
         return True
 
@@ -529,8 +561,6 @@ class SessionActor:
             await self._between_ticks.wait()
             cleaned_up = await self._close_in_worker()
         await self._encoder.drain()
-        if self._recorder is not None:
-            await self._recorder.close()
         self.session.finish_close(cleaned_up=cleaned_up)
         self._services.scheduler.remove(self.session_id)
         if not cleaned_up:
@@ -539,6 +569,8 @@ class SessionActor:
             self._audience.send_error(error)
             raise error
         self._give_place_back()
+        if self._recorder is not None:
+            await self._recorder.close()
         self.end_reason = reason
         self._services.metrics.ended.labels(reason).inc()
         closed = SessionClosedMessage(session_id=self.session_id, reason=reason)

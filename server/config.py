@@ -36,6 +36,7 @@ def _require(condition: bool, key: str, expected: str, value: object) -> None:
         raise ConfigError(f"{key}: expected {expected}, got {value!r}")
 
 
+LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
 PRESETS = ("ultrafast", "superfast", "veryfast", "faster", "fast", "medium", "slow")
 
@@ -50,11 +51,14 @@ class ServerSection:
     allowed_origins: tuple[str, ...] = ()
     shutdown_s: float = 8.0
     log_level: str = "info"
+    log_format: str = "text"
 
     def __post_init__(self) -> None:
         _require(0 <= self.port <= 65535, "server.port", "0 to 65535", self.port)
         _require(self.shutdown_s > 0, "server.shutdown_s", "seconds above 0", self.shutdown_s)
         _require(self.log_level in LOG_LEVELS, "server.log_level", f"one of {', '.join(LOG_LEVELS)}", self.log_level)
+        formats = f"one of {', '.join(LOG_FORMATS)}"
+        _require(self.log_format in LOG_FORMATS, "server.log_format", formats, self.log_format)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,11 +22,15 @@ def distribution_version() -> str:
 
 
 def not_ready_reason(context: ServerContext) -> str | None:
-    """Return why no session could be started, None if one could as far as the worker goes."""
-    worker = context.worker
+    """Return why no session could be started, None if one could, or could wait for its turn."""
+    worker, table = context.worker, context.table
+    if table.is_stopping:
+        return "the server is shutting down"
+    if table.is_broken:
+        return "the scheduler has stopped, which is a bug; the server must be restarted"
     match worker.status:
         case WorkerStatus.READY:
-            return _leak_reason(worker.info, worker.memory)
+            return _leak_reason(worker.info, worker.memory) or _tombstone_reason(worker.info, table.num_tombstones)
         case WorkerStatus.LOADING:
             progress = worker.progress
             shown = "" if progress is None else f": {progress.stage}, {progress.fraction:.0%}"
@@ -50,6 +54,13 @@ def _leak_reason(info: ModelInfo | None, memory: MemoryStats | None) -> str | No
         f"pages have leaked: {memory.free_pages} of {memory.total_pages} are free with {memory.sessions} sessions, "
         f"and one more needs {needed}"
     )
+
+
+def _tombstone_reason(info: ModelInfo | None, num_tombstones: int) -> str | None:
+    """Notice sessions that could not be released and together hold every place."""
+    if info is None or not num_tombstones or num_tombstones < info.capacity_sessions:
+        return None
+    return f"all {info.capacity_sessions} places are held by sessions that the worker did not release; close them again"
 
 
 def server_info(context: ServerContext) -> ServerInfo:

@@ -20,6 +20,8 @@ class Metrics:
         self.queued = Gauge("worldserve_queued_sessions", "Sessions that wait for a place.", registry=r)
         self.connections = Gauge("worldserve_connections", "Open WebSockets.", registry=r)
         self.tasks = Gauge("worldserve_asyncio_tasks", "Tasks in the event loop.", registry=r)
+        self.ready = Gauge("worldserve_ready", "1 if /readyz says so.", registry=r)
+        self.capacity = Gauge("worldserve_capacity_sessions", "Places in the worker.", registry=r)
         self.worker_ready = Gauge("worldserve_worker_ready", "1 if the worker is ready.", registry=r)
         self.worker_generation = Gauge("worldserve_worker_generation", "Worker processes started.", registry=r)
         self.pages = Gauge("worldserve_pages", "KV pages of the worker.", ["state"], registry=r)

@@ -303,6 +303,8 @@ async def metrics(request: Request) -> PlainTextResponse:
     states = Counter(actor.session.state for actor in table.all())
     for state in SessionState:
         values.sessions.labels(state).set(states[state])
+    values.ready.set(not_ready_reason(context) is None)
+    values.capacity.set(0 if context.worker.info is None else context.worker.info.capacity_sessions)
     values.resident.set(table.num_resident)
     values.queued.set(table.num_waiting)
     values.tasks.set(len(asyncio.all_tasks()))

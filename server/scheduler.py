@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from server.clock import Clock, wait_until
+from server.logs import about
 from worldmodel.messages import SessionId
 
 MAX_PASSED_OVER = 4
@@ -98,7 +99,7 @@ class Scheduler:
                 await ticker.run_tick()
             except Exception as error:
                 # The boundary of all ticks: a bug in one session must not stop the others.
-                log.exception("tick of session %s broke", ticker.session_id)
+                log.exception("tick of session %s broke", ticker.session_id, extra=about(session_id=ticker.session_id))
                 ticker.tick_broke(error)
                 # A session that is still runnable after that would spin here without ever yielding.
                 await asyncio.sleep(0)

@@ -17,6 +17,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from server.app import create_app
 from server.config import ServerConfig, ServerSection
 from server.console import LoadBar, follow_loading
+from server.logs import configure_logging, library_level
 from server.session_table import SessionTable
 from server.worker_client import Worker, WorkerStatus
 from worldmodel.errors import LoadFailed
@@ -76,7 +77,9 @@ def uvicorn_config(app: FastAPI, config: ServerConfig) -> uvicorn.Config:
         lifespan="on",
         access_log=False,
         server_header=False,
-        log_level="warning" if config.server.log_level == "info" else config.server.log_level,
+        # Its loggers go to our handler; see `server/logs.py`.
+        log_config=None,
+        log_level=library_level(config.server).lower(),
     )
 
 
@@ -123,6 +126,7 @@ def world_server(app: FastAPI, config: ServerConfig) -> WorldServer:
 
 def serve(config: ServerConfig, *, open_browser: bool = False) -> None:
     """Serve until a signal comes. Raises `ServeError` or `LoadFailed`."""
+    configure_logging(config.server)
     listener = bind(config.server, stall_timeout_s=config.session.stall_timeout_s)
     try:
         asyncio.run(_serve(config, listener, open_browser=open_browser))

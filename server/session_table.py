@@ -18,6 +18,7 @@ from server.clock import Clock, wait_until
 from server.config import ServerConfig
 from server.errors import ErrorCode, ServerError, Unavailable, UnknownId, from_worker
 from server.ids import ResumeToken, WatchToken, new_resume_token, new_session_id, new_watch_token
+from server.logs import about
 from server.media.encoder import EncoderFailed
 from server.media.formats import StreamEncoder, create_stream_encoder
 from server.metrics import Metrics
@@ -90,6 +91,8 @@ class SessionTable:
         self._timers_changed = asyncio.Event()
         self._unsubscribe: Callable[[], None] | None = None
         self._is_stopping = False
+        self._logged_failure: str | None = None
+        self._loops: tuple[asyncio.Task[None], ...] = ()
         self._rules = SessionRules(
             max_pending_events=config.session.max_pending_events,
             lead_chunks=config.session.lead_chunks,
@@ -113,8 +116,7 @@ class SessionTable:
     def start(self) -> None:
         """Start scheduling and expiry."""
         self._unsubscribe = self._worker.subscribe(self._worker_changed)
-        self._tasks.spawn(self._scheduler.run())
-        self._tasks.spawn(self._run_timers())
+        self._loops = (self._tasks.spawn(self._scheduler.run()), self._tasks.spawn(self._run_timers()))
 
     def say_goodbye(self) -> None:
         """Tell every client that the server ends and close its socket; nothing is started any more."""
@@ -142,6 +144,16 @@ class SessionTable:
     @property
     def is_stopping(self) -> bool:
         return self._is_stopping
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether a loop of the table has ended, which only a bug of ours can do: nothing would tick or expire."""
+        return any(loop.done() for loop in self._loops)
+
+    @property
+    def num_tombstones(self) -> int:
+        """Sessions that the worker would not release; they hold their places."""
+        return sum(actor.session.phase is Phase.CLEANUP_FAILED for actor in self._actors.values())
 
     @property
     def num_resident(self) -> int:
@@ -285,6 +297,7 @@ class SessionTable:
         self._by_token[actor.resume_token] = actor
         self._by_watch_token[actor.watch_token] = actor
         self._metrics.started.inc()
+        log.info("session %s started", session_id, extra=about(session_id=session_id))
         self._timers_changed.set()
         return actor
 
@@ -344,7 +357,11 @@ class SessionTable:
                 CloseSession(request_id=RequestId(f"{session_id}-close"), session_id=session_id)
             )
         except WorldModelError:
-            log.exception("session %s: the worker could neither open nor close it", session_id)
+            log.exception(
+                "session %s: the worker could neither open nor close it",
+                session_id,
+                extra=about(session_id=session_id),
+            )
 
     def _close_unclaimed(self, opening: asyncio.Task[SessionActor]) -> None:
         """Close a session whose client left while it was opened."""
@@ -400,6 +417,7 @@ class SessionTable:
 
     def _ended(self, actor: SessionActor) -> None:
         """Forget a session that was closed; called by the session itself."""
+        log.info("session %s ended: %s", actor.session_id, actor.end_reason, extra=about(session_id=actor.session_id))
         self._actors.pop(actor.session_id, None)
         self._by_token.pop(actor.resume_token, None)
         self._by_watch_token.pop(actor.watch_token, None)
@@ -451,6 +469,7 @@ class SessionTable:
 
     def _worker_changed(self) -> None:
         status = self._worker.status
+        self._log_worker_failure()
         ready = status is WorkerStatus.READY
         for actor in tuple(self._actors.values()):
             if actor.holds_place and (not ready or actor.generation != self._worker.generation):
@@ -465,6 +484,13 @@ class SessionTable:
                 pass
             case _:
                 assert_never(status)
+
+    def _log_worker_failure(self) -> None:
+        """Log each failure once; progress of the next process comes with the same one."""
+        failure = self._worker.failure
+        if failure is not None and failure != self._logged_failure:
+            log.warning("the worker is %s: %s", self._worker.status, failure)
+        self._logged_failure = failure
 
     def _decode(self, image: bytes, *, field: str) -> RawImage:
         return decode_image(image, limits=self._config.limits, field=field)
