@@ -66,7 +66,8 @@ async def serving(worker: ScriptedWorker | None = None, **sections: Any) -> Asyn
     config = fake_config(model=MODEL, **sections)
     async with (
         running(create_app(config, worker=worker), config) as url,
-        httpx.AsyncClient(base_url=url, trust_env=False) as http,
+        # A loaded machine may need longer than the default of five seconds.
+        httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as http,
     ):
         yield Rest(url, worker, http)
 
