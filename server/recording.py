@@ -75,7 +75,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True, kw_only=True)
 class Recording:
-    """One session's folder. `num_bytes` has the whole appends of each file."""
+    """One session's folder. `num_bytes` has the whole appends of each file; `writing` while a thread may be in it."""
 
     about: About
     folder: Path
@@ -194,17 +194,18 @@ class SessionRecording:
         self._recording = recording
         self._waiting: asyncio.Queue[tuple[str, bytes] | None] = asyncio.Queue()
         self._waiting_bytes = 0
-        self._ended = False
+        self._active = True
+        self._stopped = False
         self._task = tasks.spawn(self._write())
 
     @property
     def active(self) -> bool:
         """Whether what is appended now will be kept."""
-        return self._recording.writing and not self._ended
+        return self._active
 
     def append(self, file: str, data: bytes) -> None:
         """Have `data` written behind what was appended before."""
-        if not self.active:
+        if not self._active:
             return
         self._waiting_bytes += len(data)
         if self._waiting_bytes > MAX_WAITING_BYTES:
@@ -214,8 +215,8 @@ class SessionRecording:
 
     async def close(self) -> None:
         """Finish the files, waiting for the disk a while. Closing again does nothing."""
-        if not self._ended:
-            self._ended = True
+        if self._active:
+            self._active = False
             self._waiting.put_nowait(None)
         await asyncio.wait((self._task,), timeout=FLUSH_TIMEOUT_S)
 
@@ -223,7 +224,7 @@ class SessionRecording:
         recordings, recording = self._recordings, self._recording
         try:
             await recordings.create_folder(recording)
-            while recording.writing and (item := await self._waiting.get()) is not None:
+            while (item := await self._waiting.get()) is not None:
                 await recordings.append(recording, *item)
                 self._waiting_bytes -= len(item[1])
         except (OSError, RecordingStopped) as error:
@@ -233,13 +234,12 @@ class SessionRecording:
 
     def stop(self, reason: object) -> None:
         """Give the recording up and keep what is written."""
-        if not self._recording.writing:
+        if self._stopped:
             return
-        self._recording.writing = False
+        self._stopped, self._active = True, False
         self._recordings.stopped(self._recording, reason)
         while not self._waiting.empty():
             self._waiting.get_nowait()
-        # Wakes a writer that waits for more.
         self._waiting.put_nowait(None)
 
 

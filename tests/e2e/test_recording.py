@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -135,6 +136,25 @@ async def test_a_full_disk_ends_the_recording_and_not_the_session(tmp_path: Path
         assert await lines(server, session_id) == before
         await socket.send("session.close")
         assert await socket.closed() == 1000
+
+
+async def test_a_disk_that_hangs_keeps_no_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log is a pipe that nobody reads; the next session gets the place although the last flush hangs."""
+    monkeypatch.setattr("server.recording.FLUSH_TIMEOUT_S", 0.2)
+    async with recording_server(tmp_path) as server:
+        socket = await server.connect()
+        session_id = (await socket.start())["session_id"]
+        await until_media(socket, run=0, chunk_index=1)
+        await server.pause(socket)
+        log = tmp_path / session_id / "events.jsonl"
+        log.unlink()
+        os.mkfifo(log)
+        await socket.send("session.unpause")
+        await until_media(socket, run=0, chunk_index=4)
+        await socket.send("session.close")
+        assert await socket.closed() == 1000
+        assert server.context.table.num_resident == 0
+        os.close(os.open(log, os.O_RDONLY | os.O_NONBLOCK))
 
 
 async def test_recordings_are_their_owners(tmp_path: Path) -> None:

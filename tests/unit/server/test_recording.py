@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -176,6 +177,33 @@ async def test_a_folder_that_vanishes_stops_the_recording(tmp_path: Path) -> Non
         recording.append(LOG_FILE, b"line\n")
         await recording.close()
         assert registry.get_sample_value("worldserve_recording_failures_total") == 1
+
+
+async def test_a_recording_with_a_write_under_way_is_not_deleted(tmp_path: Path) -> None:
+    """The write hangs in a pipe that nobody reads."""
+    with recordings_in(tmp_path, max_bytes=1000) as (recordings, registry):
+        stuck = begin(recordings, "s-1")
+        stuck.append(LOG_FILE, bytes(500))
+        await until_written(recordings, "s-1", LOG_FILE)
+        pipe = tmp_path / "s-1" / MP4_FILE
+        os.mkfifo(pipe)
+        before = bytes_on_disk(tmp_path)
+        stuck.append(MP4_FILE, bytes(10))
+        while registry.get_sample_value("worldserve_recording_bytes") == before:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        stuck.stop("enough")
+        other = begin(recordings, "s-2")
+        other.append(LOG_FILE, bytes(900))
+        await other.close()
+        assert "s-1" in names(tmp_path)
+        reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+        await stuck.close()
+        os.close(reader)
+        third = begin(recordings, "s-3")
+        third.append(LOG_FILE, bytes(700))
+        await third.close()
+        assert names(tmp_path) == ["s-2", "s-3"]
+        assert registry.get_sample_value("worldserve_recording_bytes") == bytes_on_disk(tmp_path)
 
 
 async def test_a_disk_that_does_not_keep_up_stops_the_recording(
