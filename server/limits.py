@@ -9,8 +9,9 @@ from typing import NoReturn
 
 from server.errors import BadInput, ErrorCode, Unavailable
 
-# A JSON string, or one bracket. Strings are matched whole, so that brackets inside them don't count.
-_TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]', re.DOTALL)
+# A JSON string, or one bracket. Strings are matched whole, so that brackets inside them don't count. An unterminated
+# string matches to the end, and nothing is given back once matched: the scan is linear for any text a client sends.
+_TOKEN = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[\]{}]', re.DOTALL)
 
 
 class RateLimiter:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from server import limits
 from server.errors import BadInput, ErrorCode, ServerError
 from server.limits import RateLimiter, check_prompt, parse_json_object
 
@@ -100,3 +101,12 @@ def test_depth_is_counted_exactly(value: dict[str, object], ascii_only: bool) ->
     assert parse_json_object(text, max_depth=depth) == value
     with pytest.raises(BadInput, match="deeper"):
         parse_json_object(text, max_depth=depth - 1)
+
+
+@pytest.mark.parametrize("piece", ['\\"', "\\\\", 'a\\"', "[{"])
+def test_an_unterminated_string_is_read_once(piece: str) -> None:
+    """One token to the end of the text, instead of a new search from each quote in it: no quadratic time."""
+    text = '"' + piece * 2000
+    assert [match.span() for match in limits._TOKEN.finditer(text)] == [(0, len(text))]
+    with pytest.raises(BadInput, match="not valid JSON"):
+        parse_json_object(text, max_depth=3)
