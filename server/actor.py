@@ -46,13 +46,11 @@ from server.wire.messages import (
     StreamFormat,
 )
 from server.worker_client import CommittedTick, Worker
+from server.worker_seat import WorkerSeat
 from worldmodel.errors import RequestRefused, TickRolledBack, WorkerUnavailable, WorldModelError
 from worldmodel.messages import (
-    CloseSession,
     ControlEvent,
     ModelInfo,
-    OpenSession,
-    ResetSession,
     SessionId,
     Tick,
 )
@@ -133,7 +131,6 @@ class SessionActor:
         self.resume_token = resume_token
         self.watch_token = watch_token
         self.owner = owner
-        self.generation = services.worker.generation
         self.created_at = services.clock()
         self.active_at = self.created_at
         self.parked_at: float | None = self.created_at
@@ -146,7 +143,14 @@ class SessionActor:
             on_ready=self._chunk_ready,
             on_lost=self._media_lost,
         )
-        self._place: Place | None = place
+        self._seat = WorkerSeat(
+            services.worker,
+            place,
+            session_id=session.session_id,
+            outputs=encoder.outputs,
+            new_request_id=session.new_request_id,
+            take_place=services.take_place,
+        )
         self._image_file = image_file
         self._audience = Audience(
             services.metrics,
@@ -156,7 +160,6 @@ class SessionActor:
         self._between_ticks = asyncio.Event()
         self._between_ticks.set()
         self._operation = asyncio.Lock()
-        self._worker_state_lost = False
         self._tasks = TaskSet(f"session {session.session_id}")
         self._encode_task = self._tasks.spawn(self._encoder.run())
         self._closing: asyncio.Task[None] | None = None
@@ -184,7 +187,12 @@ class SessionActor:
     @property
     def holds_place(self) -> bool:
         """Whether the session holds, or may hold, state in the worker."""
-        return self._place is not None
+        return self._seat.held
+
+    @property
+    def generation(self) -> int:
+        """Which worker process the session's state is, or was, in."""
+        return self._seat.generation
 
     def opens_at(self, now: float) -> float | None:
         return self.session.opens_at(now)
@@ -430,8 +438,8 @@ class SessionActor:
         While a reset or a close is under way they decide: they wait for the tick, find the state lost, and answer.
         """
         if error.code is ErrorCode.WORKER_UNAVAILABLE:
-            self._give_place_back()
-        self._worker_state_lost = True
+            self._seat.give_back()
+        self._seat.state_lost = True
         match self.session.phase:
             case Phase.ACTIVE:
                 self._enter_failed(error)
@@ -461,32 +469,8 @@ class SessionActor:
         """Free the worker's state of a failed session; what can't be freed now is tried again by reset or close."""
         async with self._operation:
             await self._between_ticks.wait()
-            if self.session.phase is Phase.FAILED and await self._close_in_worker():
-                self._give_place_back()
-
-    async def _close_in_worker(self) -> bool:
-        """Close in the worker. Returns whether nothing of the session is left there; a dead worker holds nothing."""
-        if self._place is None:
-            return True
-        message = CloseSession(request_id=self.session.new_request_id(), session_id=self.session_id)
-        try:
-            await self._services.worker.close_session(message)
-        except WorkerUnavailable:
-            return True
-        except WorldModelError as error:
-            log.error(
-                "session %s: the worker did not close it: %s",
-                self.session_id,
-                error,
-                extra=about(session_id=self.session_id, request_id=message.request_id),
-            )
-            return False
-        return True
-
-    def _give_place_back(self) -> None:
-        place, self._place = self._place, None
-        if place is not None:
-            place.release()
+            if self.session.phase is Phase.FAILED and await self._seat.close():
+                self._seat.give_back()
 
     # ------------------------------------------------------------ reset and close
 
@@ -496,50 +480,26 @@ class SessionActor:
             if self.session.phase is not Phase.RESETTING:
                 return
             try:
-                await self._reset_in_worker(prompt=prompt, seed=seed, image=image)
+                await self._seat.begin_run(
+                    prompt=prompt,
+                    seed=seed,
+                    image=None if image is None else image.raw,
+                    load_image=self._load_image,
+                )
             except (WorldModelError, ServerError) as error:
                 self._reset_failed(error)
             else:
                 self._reset_done(prompt=prompt, seed=seed, image=image)
 
-    async def _reset_in_worker(self, *, prompt: str, seed: int, image: StartImage | None) -> None:
-        request_id = self.session.new_request_id()
-        worker = self._services.worker
-        if self._place is not None and not self._worker_state_lost:
-            raw = None if image is None else image.raw
-            message = ResetSession(
-                request_id=request_id,
-                session_id=self.session_id,
-                prompt=prompt,
-                seed=seed,
-                image=None if raw is None else raw.size,
-            )
-            await worker.reset_session(message, None if raw is None else raw.pixels)
-            return
-        if not await self._close_in_worker():
-            raise SessionFailed(ErrorCode.RESET_FAILED, "the worker did not release the failed run")
-        if self._place is None:
-            self._place = self._services.take_place()
-        raw = image.raw if image is not None else await asyncio.to_thread(self._services.load_image, self._image_file)
-        self.generation = worker.generation
-        await worker.open_session(
-            OpenSession(
-                request_id=request_id,
-                session_id=self.session_id,
-                prompt=prompt,
-                seed=seed,
-                image=raw.size,
-                outputs=self._encoder.outputs,
-            ),
-            raw.pixels,
-        )
+    async def _load_image(self) -> RawImage:
+        return await asyncio.to_thread(self._services.load_image, self._image_file)
 
     def _reset_done(self, *, prompt: str, seed: int, image: StartImage | None) -> None:
         if self.session.phase is not Phase.RESETTING:
             return
         if image is not None:
             self._image_file = image.file
-        self._worker_state_lost = False
+        self._seat.state_lost = False
         self.session.finish_reset(prompt=prompt, seed=seed)
         if self._recorder is not None:
             self._recorder.reset(run=self.session.run, prompt=prompt, seed=seed, image=image)
@@ -550,8 +510,8 @@ class SessionActor:
         if isinstance(error, WorldModelError):
             error = from_worker(error, fallback=ErrorCode.RESET_FAILED)
         if error.code is ErrorCode.WORKER_UNAVAILABLE:
-            self._give_place_back()
-        self._worker_state_lost = True
+            self._seat.give_back()
+        self._seat.state_lost = True
         if self.session.phase is Phase.RESETTING:
             self._enter_failed(error)
         raise error
@@ -559,7 +519,7 @@ class SessionActor:
     async def _close(self, reason: str) -> None:
         async with self._operation:
             await self._between_ticks.wait()
-            cleaned_up = await self._close_in_worker()
+            cleaned_up = await self._seat.close()
         await self._encoder.drain()
         self.session.finish_close(cleaned_up=cleaned_up)
         self._services.scheduler.remove(self.session_id)
@@ -568,7 +528,7 @@ class SessionActor:
             self._audience.send_state(self._state_message())
             self._audience.send_error(error)
             raise error
-        self._give_place_back()
+        self._seat.give_back()
         if self._recorder is not None:
             await self._recorder.close()
         self.end_reason = reason

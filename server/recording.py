@@ -31,6 +31,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from server.config import ConfigError, RecordingSection
 from server.errors import ErrorCode, UnknownId
+from server.logs import about
 from server.tasks import TaskSet
 
 MP4_FILE = "recording.mp4"
@@ -115,8 +116,8 @@ class Recordings:
         """Begin a recording. Its folder is made behind the caller's back."""
         if self._folder is None:
             return None
-        about = About(session_id=session_id, owner=owner, created_at=self._now().isoformat())
-        recording = Recording(about=about, folder=self._folder / session_id)
+        whose = About(session_id=session_id, owner=owner, created_at=self._now().isoformat())
+        recording = Recording(about=whose, folder=self._folder / session_id)
         self._recordings[session_id] = recording
         return SessionRecording(self, recording, self._tasks)
 
@@ -151,7 +152,8 @@ class Recordings:
     def stopped(self, recording: Recording, reason: object) -> None:
         """Note that a recording ended before its session."""
         self._metrics.failures.inc()
-        log.error("session %s is no longer recorded: %s", recording.about.session_id, reason)
+        session_id = recording.about.session_id
+        log.error("session %s is no longer recorded: %s", session_id, reason, extra=about(session_id=session_id))
 
     def close(self) -> None:
         """Give the threads back; appends that wait are dropped."""
@@ -278,13 +280,13 @@ def _find_recordings(folder: Path) -> list[Recording]:
     found = []
     for path in folder.iterdir():
         try:
-            about = msgspec.json.decode((path / ABOUT_FILE).read_bytes(), type=About)
+            whose = msgspec.json.decode((path / ABOUT_FILE).read_bytes(), type=About)
             sizes = {file.name: file.stat().st_size for file in path.iterdir()}
         except (OSError, msgspec.MsgspecError) as error:
             log.warning("%s is no recording: %s", path, error)
             continue
-        if about.session_id == path.name:
-            found.append(Recording(about=about, folder=path, num_bytes=sizes, writing=False))
+        if whose.session_id == path.name:
+            found.append(Recording(about=whose, folder=path, num_bytes=sizes, writing=False))
     return found
 
 
