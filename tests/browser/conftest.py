@@ -9,7 +9,9 @@ from tests.support.browser_chromium import WatchedPage, chromium
 from tests.support.browser_standin import StandIn
 
 
-@pytest.fixture(scope="session")
+# Playwright runs an event loop in the main thread for as long as it lives, so no fixture of it may outlive its module:
+# asyncio tests that come after it could not start theirs.
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     with chromium() as browser:
         yield browser
@@ -21,7 +23,7 @@ def standin() -> Iterator[StandIn]:
         yield standin
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def modules(browser: Browser) -> Iterator[WatchedPage]:
     """One page for all tests that only import its modules."""
     with StandIn() as standin:
