@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from types import TracebackType
 from typing import Self, TextIO
 
@@ -22,6 +23,9 @@ STAGE_TEXT = {
     LoadStage.WARM_UP: "warming up",
     LoadStage.READY: "ready",
 }
+
+
+log = logging.getLogger(__name__)
 
 
 class LoadBar:
@@ -62,7 +66,19 @@ class LoadBar:
         self._progress.stop()
 
 
-async def follow_loading(worker: Worker, bar: LoadBar) -> None:
+class LoadLog:
+    """Logs each load stage once, where standard error is for machines."""
+
+    def __init__(self) -> None:
+        self._stage: LoadStage | None = None
+
+    def show(self, progress: LoadProgress | None) -> None:
+        if progress is not None and progress.stage is not self._stage:
+            self._stage = progress.stage
+            log.info(STAGE_TEXT[progress.stage])
+
+
+async def follow_loading(worker: Worker, bar: LoadBar | LoadLog) -> None:
     """Show the load stages until the worker is ready, or never will be."""
     changed = asyncio.Event()
     unsubscribe = worker.subscribe(changed.set)

@@ -16,7 +16,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 
 from server.app import create_app
 from server.config import ServerConfig, ServerSection
-from server.console import LoadBar, follow_loading
+from server.console import LoadBar, LoadLog, follow_loading
 from server.logs import configure_logging, library_level
 from server.session_table import SessionTable
 from server.worker_client import Worker, WorkerStatus
@@ -154,8 +154,11 @@ async def _watch(app: FastAPI, server: uvicorn.Server, url: str, *, open_browser
     """Show the load stages; open the browser when ready; end the server if the model can never be served."""
     worker: Worker = app.state.worker
     print(f"worldserve listens on {url}", flush=True)
-    with LoadBar(sys.stderr) as bar:
-        await follow_loading(worker, bar)
+    if app.state.context.config.server.log_format == "json":
+        await follow_loading(worker, LoadLog())
+    else:
+        with LoadBar(sys.stderr) as bar:
+            await follow_loading(worker, bar)
     if worker.status is WorkerStatus.FAILED:
         server.should_exit = True
     elif worker.status is WorkerStatus.READY:

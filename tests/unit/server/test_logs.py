@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from server.config import ConfigError, ServerSection
+from server.console import LoadLog
 from server.logs import about, configure_logging
+from worldmodel.messages import LoadProgress, LoadStage
 
 
 @pytest.fixture(autouse=True)
@@ -89,3 +91,16 @@ def test_a_second_call_replaces_the_first() -> None:
 def test_an_unknown_format_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"server\.log_format: expected one of text, json, got 'xml'"):
         ServerSection(log_format="xml")
+
+
+def test_each_load_stage_is_one_line() -> None:
+    stream = configured(log_format="json")
+    shown = LoadLog()
+    for stage, fraction in (
+        (LoadStage.SPAWN, 0.0),
+        (LoadStage.TRANSFORMER, 0.1),
+        (LoadStage.TRANSFORMER, 0.9),
+        (LoadStage.READY, 1.0),
+    ):
+        shown.show(LoadProgress(stage=stage, fraction=fraction))
+    assert [line["message"] for line in lines(stream)] == ["starting the worker", "loading the transformer", "ready"]
