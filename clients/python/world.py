@@ -17,6 +17,7 @@ from clients.python.buffer import VirtualViewer
 from clients.python.chunk import Chunk
 from clients.python.link import LinkSettings
 from clients.python.mp4 import Mp4Writer
+from clients.python.offers import read_beginning
 from clients.python.receipts import Receipt
 from clients.python.session import ClientSession, SessionSettings
 from server.wire.messages import (
@@ -44,6 +45,7 @@ Image = str | bytes | Path
 class WorldClient:
     """One session on a server. Use it as an async context manager; leaving closes the session.
 
+    Without `image` the server's own first image is taken, without `prompt` the one that it offers with the image.
     `pacing` "playback" reports what a viewer at media rate would have seen of the chunks taken from `chunks`; with
     `report_playback=False` call `report_shown` instead. Chunks must be taken: who does not take them stops the world.
     When the link breaks, the session is resumed after each of `resume_delays_s` in turn; none means never.
@@ -56,8 +58,8 @@ class WorldClient:
         self,
         url: str,
         *,
-        prompt: str,
-        image: Image,
+        prompt: str | None = None,
+        image: Image | None = None,
         format: StreamFormat | str = StreamFormat.FMP4,
         pacing: Pacing | str = Pacing.PLAYBACK,
         seed: int | None = None,
@@ -75,14 +77,14 @@ class WorldClient:
             "type": "session.start",
             "protocol": PROTOCOL_VERSION,
             "model": model,
-            "prompt": prompt,
             "seed": seed,
             "size": size,
             "format": str(format),
             "pacing": str(pacing),
             "event_base": event_base,
         }
-        self._image = image
+        self._prompt, self._image = prompt, image
+        self._url, self._token = url, token
         self._report_playback = report_playback
         self._clock = clock
         self._sleep = sleep
@@ -102,10 +104,20 @@ class WorldClient:
     # ------------------------------------------------------------ life
 
     async def __aenter__(self) -> Self:
-        await self._session.start(self._start_fields | {"image": await _image_reference(self._image)})
+        prompt, image = await self._beginning()
+        await self._session.start(self._start_fields | {"prompt": prompt, "image": await _image_reference(image)})
         if self._report_playback and self.session.pacing is Pacing.PLAYBACK:
             self._reporter = asyncio.create_task(self._report(), name="world-reporter")
         return self
+
+    async def _beginning(self) -> tuple[str, Image]:
+        """Return prompt and start image, from the server's offers where the caller named none."""
+        if self._image is not None and self._prompt is not None:
+            return self._prompt, self._image
+        if isinstance(self._image, bytes | Path):
+            raise ValueError("prompt: an image of one's own brings none, so it must be given")
+        beginning = await read_beginning(self._url, token=self._token, image=self._image)
+        return beginning.prompt if self._prompt is None else self._prompt, beginning.image
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -9,6 +9,7 @@ opening ──session.start──> starting ──session.started──> running
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from functools import partial
 
 from starlette.websockets import WebSocket
@@ -72,6 +73,10 @@ async def world_endpoint(websocket: WebSocket, context: ServerContext) -> None:
         context.metrics.connections.dec()
 
 
+SessionMessage = SessionEvent | SessionReset | SessionPause | SessionUnpause | SessionClose | Playback
+"""What needs a session."""
+
+
 class WorldDialog:
     """Maps messages to a session and back. Also the session's `Outlet` for one epoch."""
 
@@ -85,6 +90,7 @@ class WorldDialog:
         self._muxer: EpochMuxer | None = None
         self._tasks = TaskSet("world dialog")
         self._starting: asyncio.Task[None] | None = None
+        self._held: deque[SessionMessage] = deque()
         self._event_rate = RateLimiter(context.config.limits.max_events_per_second)
 
     # ------------------------------------------------------------ client -> session
@@ -112,12 +118,31 @@ class WorldDialog:
             case SessionClose() if self._starting is not None:
                 self._starting.cancel()
                 self.close(CloseCode.DONE, "closed")
+            case _ if self._starting is not None:
+                self._hold(message)
             case _:
                 await self._on_session_message(message)
 
-    async def _on_session_message(
-        self, message: SessionEvent | SessionReset | SessionPause | SessionUnpause | SessionClose | Playback
-    ) -> None:
+    def _hold(self, message: SessionMessage) -> None:
+        """Keep what a client sends before its session has started, so that it need not wait for `session.started`."""
+        limit = self._context.config.session.max_pending_events
+        if len(self._held) >= limit:
+            raise EventRefused(
+                ErrorCode.QUEUE_FULL,
+                f"{limit} messages wait for the session to start (session.max_pending_events)",
+                event_id=_event_id(message),
+            )
+        self._held.append(message)
+
+    async def _take_held(self) -> None:
+        """Treat what was held in the order it came, as if it came now."""
+        while self._held:
+            try:
+                await self._on_session_message(self._held.popleft())
+            except ServerError as error:
+                self.send_error(error)
+
+    async def _on_session_message(self, message: SessionMessage) -> None:
         actor = self._require_actor(message)
         match message:
             case Playback():
@@ -169,8 +194,8 @@ class WorldDialog:
         if self._actor is not None or self._starting is not None:
             raise BadInput(ErrorCode.ALREADY_STARTED, "this socket has its session already")
 
-    def _require_actor(self, message: object) -> SessionActor:
-        event_id = message.event_id if isinstance(message, SessionEvent) else None
+    def _require_actor(self, message: SessionMessage) -> SessionActor:
+        event_id = _event_id(message)
         if self._actor is None:
             raise EventRefused(ErrorCode.NOT_STARTED, "send session.start first", event_id=event_id)
         if self._actor.session.phase in (Phase.CLOSED, Phase.CLEANUP_FAILED) and event_id is not None:
@@ -184,6 +209,8 @@ class WorldDialog:
             actor.attach(self)
         except ServerError as error:
             self.send_error(error)
+        try:
+            await self._take_held()
         finally:
             self._starting = None
 
@@ -276,3 +303,7 @@ class WorldDialog:
             start_images=context.start_images.offers,
             prompts=list(context.config.model.prompts),
         )
+
+
+def _event_id(message: SessionMessage) -> int | None:
+    return message.event_id if isinstance(message, SessionEvent) else None

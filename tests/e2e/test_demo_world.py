@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -28,6 +29,8 @@ pytestmark = [
     pytest.mark.timeout(240),
     pytest.mark.asyncio(loop_scope="module"),
 ]
+
+ROOT = Path(__file__).resolve().parents[2]
 
 DAY = Start(image="day", prompt="a small town, day", seed=11)
 NIGHT_PROMPT = "the town in night"
@@ -196,3 +199,54 @@ async def test_a_new_prompt_changes_the_picture(demo: DemoProcess) -> None:
     num_day_frames = sum(chunk.header.num_frames for chunk in watched.chunks[: applied.chunk_index])
     day, night = pictures[num_day_frames - 1], pictures[-1]
     assert night.mean() < 0.8 * day.mean()
+
+
+# ---------------------------------------------------------------- what the documents show
+
+
+def documented(document: str, before: str) -> str:
+    """Return the last Python example of a document ahead of the text `before`."""
+    text = (ROOT / document).read_text(encoding="utf-8").partition(before)[0]
+    return text.rpartition("```python\n")[2].partition("```")[0]
+
+
+async def run_documented(source: str, demo: DemoProcess, folder: Path, *, until: bytes | None) -> bytes:
+    """Run an example in a process of its own until it ends, or has printed `until`; returns what it printed."""
+    default = "ws://127.0.0.1:8000/v1/world"
+    assert source.count(default) == 1
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-u", "-c", source.replace(default, demo.world_url)),
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    printed = b""
+    while line := await process.stdout.readline():
+        printed += line
+        if until is not None and until in printed:
+            process.kill()
+    code = await process.wait()
+    errors = await process.stderr.read()
+    assert until is not None or code == 0, errors.decode()
+    return printed
+
+
+async def test_the_client_of_the_readme_runs_as_it_stands(demo: DemoProcess, tmp_path: Path) -> None:
+    source = documented("README.md", before="[clients/examples/write_mp4.py]")
+    printed = await run_documented(source, demo, tmp_path, until=b"1 (12, 96, 160, 3)")
+    assert printed.splitlines()[:2] == [b"0 (9, 96, 160, 3)", b"1 (12, 96, 160, 3)"]
+
+
+async def test_the_client_of_the_protocol_page_steers(demo: DemoProcess, tmp_path: Path) -> None:
+    """Its event follows the start without waiting, and acts in a chunk."""
+    source = documented("docs/protocol.md", before="## Life of a session")
+    printed = await run_documented(source, demo, tmp_path, until=None)
+    with av.open(str(tmp_path / "walk.mp4")) as container:
+        pictures = [frame.to_ndarray(format="rgb24").astype(np.int16) for frame in container.decode(video=0)]
+    # The chunk after the fifth may be on its way when the client closes.
+    assert len(pictures) in (9 + 4 * 12, 9 + 5 * 12)
+    assert b"[{'event_id': 0, 'latent_frame': 0," in printed
+    assert np.abs(pictures[-1] - pictures[0]).mean() > 4

@@ -165,3 +165,27 @@ async def test_an_oversized_frame_closes_the_socket_and_parks_the_session() -> N
         resumed = await again.resume(started["resume_token"], -1)
         assert resumed["session_id"] == started["session_id"]
         await again.media()
+
+
+async def test_what_is_sent_with_the_start_waits_for_the_session(server: Server) -> None:
+    socket = await server.connect()
+    await socket.send("session.start", protocol=1, prompt="a town", image=image_field())
+    await socket.send("session.event", event_id=0, controls=[KEYS])
+    await socket.send("session.event", event_id=0, prompt="the same id")
+    await socket.expect("session.started")
+    await socket.expect("event.queued", event_id=0)
+    assert (await socket.error())["code"] == "duplicate"
+    applied: list[int] = []
+    while not applied:
+        applied = [receipt.event_id for receipt in (await socket.media()).header.applied]
+    assert applied == [0]
+
+
+async def test_what_is_sent_with_a_start_that_fails_is_answered(server: Server) -> None:
+    socket = await server.connect()
+    await socket.send("session.start", protocol=1, prompt="", image={"name": "nowhere"})
+    await socket.send("session.event", event_id=3, prompt="x")
+    assert (await socket.error())["code"] == "unknown_image"
+    assert (await socket.error(code="not_started"))["event_id"] == 3
+    await socket.start()
+    await socket.media()
