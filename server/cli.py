@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 from server.config import ConfigError, ServerConfig, bundled_config, load_config, settable_keys
-from worldmodel.errors import WorldModelError
-
-PACKAGES = ("server", "worldmodel", "kvcache", "offload", "clients")
+from worldmodel.errors import LoadFailed, WorldModelError
+from worldmodel.packages import check_package_origin
 
 ALIASES = {"host": "server.host", "port": "server.port", "device": "worker.device"}
 """Short flags for the settings that are set most."""
@@ -24,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit code."""
     arguments = _parser().parse_args(argv)
     try:
-        check_package_origin()
+        _check_installation()
         run = {"demo": _demo, "serve": _serve, "generate": _generate, "replay": _replay}[arguments.verb]
         run(arguments)
     except ConfigError as error:
@@ -36,20 +38,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def check_package_origin() -> None:
-    """Stop if our five packages do not come from one place: their names are generic, and strangers exist.
-
-    Raises `ConfigError`.
-    """
-    parents = {}
-    for name in PACKAGES:
-        spec = importlib.util.find_spec(name)
-        if spec is None or spec.origin is None:
-            raise ConfigError(f"the package {name!r} of worldserve is not installed")
-        parents[name] = Path(spec.origin).resolve().parent.parent
-    if len(set(parents.values())) > 1:
-        found = ", ".join(f"{name} from {parent}" for name, parent in parents.items())
-        raise ConfigError(f"worldserve's packages come from different places; use an environment of its own ({found})")
+def _check_installation() -> None:
+    try:
+        check_package_origin()
+    except LoadFailed as error:
+        raise ConfigError(error.message) from error
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -132,7 +125,7 @@ def _serve(arguments: argparse.Namespace) -> None:
 
 def _generate(arguments: argparse.Namespace) -> None:
     _require_extras()
-    from server.clip import ClipFiles
+    from server.clip_arguments import ClipFiles
     from server.generate_verb import ClipRequest, make_clip
 
     config = _load(arguments, arguments.config or bundled_config("demo"))
@@ -144,12 +137,12 @@ def _generate(arguments: argparse.Namespace) -> None:
         seed=arguments.seed,
         files=ClipFiles(out=arguments.out, latents=arguments.latents),
     )
-    make_clip(config, request)
+    _run_clip(lambda: make_clip(config, request))
 
 
 def _replay(arguments: argparse.Namespace) -> None:
     _require_extras()
-    from server.clip import ClipFiles
+    from server.clip_arguments import ClipFiles
     from server.replay_verb import ReplayRequest, replay
 
     config = _load(arguments, arguments.config or bundled_config("demo"))
@@ -160,7 +153,22 @@ def _replay(arguments: argparse.Namespace) -> None:
         any_model=arguments.any_model,
         files=ClipFiles(out=arguments.out, latents=arguments.latents),
     )
-    replay(config, request)
+    _run_clip(lambda: replay(config, request))
+
+
+def _run_clip(make: Callable[[], None]) -> None:
+    """Run a verb that writes files; SIGTERM takes the same way out as an error, so that nothing half-made stays."""
+    from server.clip import ClipFailed
+
+    signal.signal(signal.SIGTERM, _leave)
+    try:
+        make()
+    except ClipFailed as error:
+        raise WorldModelError(str(error)) from error
+
+
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
 
 
 def _run_server(config: ServerConfig, *, open_browser: bool) -> None:

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, aclosing, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -17,7 +17,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from server.app import start_message
-from server.config import ConfigError, MediaSection, ServerConfig
+from server.clip_arguments import ClipFiles
+from server.config import MediaSection, ServerConfig
 from server.console import LoadBar, follow_loading
 from server.generate import ClipChunk, GenerateJob, generate
 from server.media.formats import StreamEncoder, create_stream_encoder
@@ -26,26 +27,8 @@ from server.worker_client import Worker, WorkerClient, WorkerPolicy
 from worldmodel.messages import MediaFormat, MediaPart, ModelInfo
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClipFiles:
-    """Where a clip goes. `out` is an mp4, `latents` a safetensors file; what is None is not made."""
-
-    out: Path | None
-    latents: Path | None
-
-    @property
-    def outputs(self) -> tuple[MediaFormat, ...]:
-        """What the worker must send."""
-        video = () if self.out is None else (MediaFormat.YUV420,)
-        return video if self.latents is None else (*video, MediaFormat.LATENT)
-
-    def check(self) -> None:
-        """Raise `ConfigError` if there is nothing to write, or nowhere."""
-        if self.out is None and self.latents is None:
-            raise ConfigError("expected --out or --latents, or nothing would be left of the clip")
-        for path in (self.out, self.latents):
-            if path is not None and not path.parent.is_dir():
-                raise ConfigError(f"{path}: the folder {path.parent} does not exist")
+class ClipFailed(Exception):
+    """Report that a file of the clip could not be written, in one sentence; nothing half-made is left."""
 
 
 @asynccontextmanager
@@ -66,7 +49,17 @@ async def ready_worker(config: ServerConfig) -> AsyncIterator[tuple[Worker, Mode
 
 
 async def write_clip(worker: Worker, job: GenerateJob, info: ModelInfo, media: MediaSection, files: ClipFiles) -> None:
-    """Write files beside their final names and rename them at the end, so that a half clip never looks whole."""
+    """Write files beside their final names and rename them at the end, so that a half clip never looks whole.
+
+    Raises `ClipFailed`, and what `generate` raises.
+    """
+    try:
+        await _write_clip(worker, job, info, media, files)
+    except OSError as error:
+        raise ClipFailed(f"{error.filename or files.out or files.latents}: {error.strerror or error}") from error
+
+
+async def _write_clip(worker: Worker, job: GenerateJob, info: ModelInfo, media: MediaSection, files: ClipFiles) -> None:
     num_media_frames = job.num_media_frames(info)
     with ExitStack() as cleanup:
         writer = None if files.out is None else _open_writer(files.out, info, media, cleanup)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from pathlib import Path
 
-from server.clip import ClipFiles, ready_worker, write_clip
-from server.config import ConfigError, ServerConfig, StartImageConfig
-from server.errors import ServerError
+from server.clip import ready_worker, write_clip
+from server.clip_arguments import ClipFiles, check_seed, decode, read_image
+from server.config import ConfigError, ServerConfig
 from server.generate import GenerateJob, num_chunks, script_steps
 from server.key_script import parse_key_script
-from server.uploads import RawImage, decode_image
+from server.uploads import RawImage
 from worldmodel import catalog
 from worldmodel.messages import ModelInfo
 
@@ -34,27 +33,15 @@ def make_clip(config: ServerConfig, request: ClipRequest) -> None:
         parse_key_script(request.keys)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    if request.seed < 0:
-        raise ConfigError(f"--seed: expected a number from 0, got {request.seed}")
-    image, offered = _read_image(config, request.image)
+    if request.num_media_frames < 1:
+        raise ConfigError(f"--frames: expected a number from 1, got {request.num_media_frames}")
+    check_seed(request.seed)
+    file, offered = read_image(config, request.image)
     prompt = request.prompt if request.prompt is not None else (offered.prompt if offered else None)
     if prompt is None:
         raise ConfigError("--prompt: expected a text, since the start image is a file and brings none")
     request.files.check()
-    asyncio.run(_make_clip(config, request, image, prompt))
-
-
-def _read_image(config: ServerConfig, image: str) -> tuple[RawImage, StartImageConfig | None]:
-    offered = next((each for each in config.model.start_images if each.name == image), None)
-    path = config.checkpoint_path / offered.file if offered else Path(image)
-    try:
-        return decode_image(path.read_bytes(), limits=config.limits, field="image"), offered
-    except OSError as error:
-        names = ", ".join(each.name for each in config.model.start_images) or "none"
-        reason = error.strerror or str(error)
-        raise ConfigError(f"--image: {image!r} is no start image ({names}) and no file: {reason}") from error
-    except ServerError as error:
-        raise ConfigError(f"--image: {error.message}") from error
+    asyncio.run(_make_clip(config, request, decode(config, file, what="--image"), prompt))
 
 
 async def _make_clip(config: ServerConfig, request: ClipRequest, image: RawImage, prompt: str) -> None:

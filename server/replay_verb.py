@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from server.app import start_message
-from server.clip import ClipFiles, ready_worker, write_clip
+from server.clip import ready_worker, write_clip
+from server.clip_arguments import ClipFiles, check_seed, decode, read_image
 from server.config import ConfigError, ServerConfig
-from server.errors import ServerError
 from server.event_log import LoggedImage, LogStart, image_digest
 from server.generate import GenerateJob
 from server.health import distribution_version
@@ -22,7 +22,7 @@ from server.replay import (
     read_plain,
     read_recorded,
 )
-from server.uploads import RawImage, decode_image
+from server.uploads import RawImage
 from worldmodel import catalog
 from worldmodel.messages import ModelInfo
 
@@ -41,8 +41,8 @@ class ReplayRequest:
 def replay(config: ServerConfig, request: ReplayRequest) -> None:
     """Write the clip. Raises `ConfigError` for a wrong call or log, `WorldModelError` if the worker cannot do it."""
     request.files.check()
-    if request.seed is not None and request.seed < 0:
-        raise ConfigError(f"--seed: expected a number from 0, got {request.seed}")
+    if request.seed is not None:
+        check_seed(request.seed)
     try:
         text = request.log.read_bytes()
     except OSError as error:
@@ -83,7 +83,7 @@ def _job(config: ServerConfig, request: ReplayRequest, text: bytes) -> tuple[Gen
         if len(request.images) != 1:
             raise ConfigError(f"--image: expected one, since a plain log has none, got {len(request.images)}")
         plain = read_plain(text, parse_control)
-        image = _decode(config, _read_image(config, request.images[0]), what="--image")
+        image = decode(config, read_image(config, request.images[0])[0], what="--image")
         start, prompt, seed, steps = None, plain.prompt, request.seed or 0, plain.steps
     job = GenerateJob(
         prompt=prompt,
@@ -101,7 +101,7 @@ def _job(config: ServerConfig, request: ReplayRequest, text: bytes) -> tuple[Gen
 
 def _image_loader(config: ServerConfig, request: ReplayRequest) -> ImageLoader:
     """Find images by their digest: beside the log, among --image, and among those that the configuration offers."""
-    given = [_read_image(config, image) for image in request.images]
+    given = [read_image(config, image)[0] for image in request.images]
     offered = [config.checkpoint_path / image.file for image in config.model.start_images]
 
     def load(logged: LoggedImage) -> RawImage:
@@ -110,25 +110,9 @@ def _image_loader(config: ServerConfig, request: ReplayRequest) -> ImageLoader:
         files = [path.read_bytes() for path in (request.log.parent / logged.file, *offered) if path.is_file()]
         for file in (*given, *files):
             if image_digest(file) == logged.sha256:
-                return _decode(config, file, what=logged.file)
+                return decode(config, file, what=logged.file)
         raise ValueError(
             f"no image with SHA-256 {logged.sha256} beside the log ({logged.file}), among --image or on offer"
         )
 
     return load
-
-
-def _read_image(config: ServerConfig, image: str) -> bytes:
-    offered = next((each for each in config.model.start_images if each.name == image), None)
-    path = config.checkpoint_path / offered.file if offered else Path(image)
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"--image: {image!r}: {error.strerror or error}") from error
-
-
-def _decode(config: ServerConfig, file: bytes, *, what: str) -> RawImage:
-    try:
-        return decode_image(file, limits=config.limits, field="image")
-    except ServerError as error:
-        raise ConfigError(f"{what}: {error.message}") from error

@@ -7,7 +7,6 @@ sent); 4 the device is lost. Tracebacks go to the log on standard error only.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import logging
 import os
 import select
@@ -15,7 +14,6 @@ import signal
 import socket
 import threading
 from collections.abc import Sequence
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -36,11 +34,11 @@ from worldmodel.messages import (
     WorkerMessage,
     WorkerReady,
 )
+from worldmodel.packages import check_package_origin
 
 if TYPE_CHECKING:
     from worldmodel.runtime import Runtime
 
-PACKAGES = ("server", "worldmodel", "kvcache", "offload", "clients")
 
 EXIT_STOPPED = 0
 EXIT_ERROR = 1
@@ -132,22 +130,6 @@ def _watch_server(sock: socket.socket) -> None:
     threading.Thread(target=watch, name="server watcher", daemon=True).start()
 
 
-def check_package_origin() -> None:
-    """Stop if our five packages come from different places: their names are generic. Raises `LoadFailed`."""
-    parents: dict[str, Path] = {}
-    for name in PACKAGES:
-        spec = importlib.util.find_spec(name)
-        if spec is None or spec.origin is None:
-            raise LoadFailed(f"the package {name!r} of worldserve is not installed", code="bad_installation")
-        parents[name] = Path(spec.origin).resolve().parents[1]
-    if len(set(parents.values())) > 1:
-        raise LoadFailed(
-            "worldserve's packages come from different places: "
-            + ", ".join(f"{name} from {parent}" for name, parent in parents.items()),
-            code="bad_installation",
-        )
-
-
 def _run(channel: Channel) -> int:
     frame = channel.receive()
     if frame is None:
@@ -161,7 +143,7 @@ def _run(channel: Channel) -> int:
         check_package_origin()
         runtime = _load(channel, start)
     except LoadFailed as error:
-        logger.error("the model could not be loaded: %s", error.message, exc_info=error.__cause__)
+        logger.error("the model could not be loaded: %s", error.message)
         channel.send(WorkerFailed(code=error.code, message=error.message))
         return EXIT_LOAD_FAILED
     return _serve(channel, runtime)
@@ -188,6 +170,8 @@ def _load(channel: Channel, start: StartWorker) -> Runtime:
     except WorldModelError as error:
         raise LoadFailed(error.message, code=error.code, field=error.field) from error
     except Exception as error:
+        # Nobody has turned this one into a sentence, so the log gets the whole of it.
+        logger.exception("loading broke")
         raise LoadFailed(f"{type(error).__name__}: {error}") from error
     channel.send(WorkerReady(info=runtime.info(start.model), memory=runtime.memory()))
     return runtime

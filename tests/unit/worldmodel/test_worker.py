@@ -19,7 +19,6 @@ import pytest
 from server.worker_process import worker_environment
 from tests.support.fake_model import bad_event, close_session, image, keys, open_session, start_fake, tick
 from worldmodel import worker
-from worldmodel.errors import LoadFailed
 from worldmodel.framing import Frame, FrameReader, Message, receive_frame, send_frame
 from worldmodel.messages import (
     ChunkMedia,
@@ -268,13 +267,3 @@ def test_bytes_that_are_no_message_end_the_process() -> None:
     with ready() as running:
         running.sock.sendall(b"\xff" * 64)
         assert running.exit_code() == 1
-
-
-def test_packages_from_different_places_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    worker.check_package_origin()
-    monkeypatch.setattr(worker, "PACKAGES", ("server", "json"))
-    with pytest.raises(LoadFailed, match="different places: server from"):
-        worker.check_package_origin()
-    monkeypatch.setattr(worker, "PACKAGES", ("server", "no_such_package_of_ours"))
-    with pytest.raises(LoadFailed, match="is not installed"):
-        worker.check_package_origin()
