@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -26,8 +25,6 @@ from server.watch_metrics import WatchMetrics
 from server.worker_client import Worker, WorkerClient, WorkerPolicy
 from worldmodel import catalog
 from worldmodel.messages import StartWorker
-
-log = logging.getLogger(__name__)
 
 
 def create_app(config: ServerConfig, *, worker: Worker | None = None, clock: Clock = monotonic) -> FastAPI:

@@ -28,12 +28,19 @@ PACKAGE_SCHEME = "package:"
 
 
 class ConfigError(Exception):
-    """Report a configuration that cannot be used: one sentence with file, key and what was expected."""
+    """Report a configuration that cannot be used: one sentence with file, key and what was expected.
+
+    `key` is the "section.key" whose value is wrong, if it is one.
+    """
+
+    def __init__(self, message: str, *, key: str | None = None) -> None:
+        super().__init__(message)
+        self.key = key
 
 
 def _require(condition: bool, key: str, expected: str, value: object) -> None:
     if not condition:
-        raise ConfigError(f"{key}: expected {expected}, got {value!r}")
+        raise ConfigError(f"{key}: expected {expected}, got {value!r}", key=key)
 
 
 LOG_FORMATS = ("text", "json")
@@ -293,12 +300,14 @@ def load_config(
     `flags` maps "section.key" to the text given on the command line. Raises `ConfigError`.
     """
     tables = _read_file(path)
+    origins: dict[str, str] = {}
     for key, text, origin in _overrides(os.environ if environment is None else environment, flags or {}):
         section, _, name = key.partition(".")
         tables.setdefault(section, {})[name] = _parse_text(text, SECTIONS[section], name, origin)
+        origins[key] = origin
     if "model" not in tables:
         raise ConfigError(f"{path}: expected a [model] or a [demo] section")
-    return ServerConfig(**{name: _section(name, table, str(path)) for name, table in tables.items()})
+    return ServerConfig(**{name: _section(name, table, str(path), origins) for name, table in tables.items()})
 
 
 def _read_file(path: Path) -> dict[str, dict[str, Any]]:
@@ -328,18 +337,19 @@ def _demo_as_model(demo: dict[str, Any]) -> dict[str, Any]:
     return model
 
 
-def _section(name: str, table: dict[str, Any], origin: str) -> Any:
+def _section(name: str, table: dict[str, Any], file: str, origins: Mapping[str, str]) -> Any:
+    """Build one section. `origins` says where a value came from that is not the file's."""
     kind = SECTIONS[name]
     known = [entry.name for entry in fields(kind)]
     for key in table:
         if key not in known:
-            raise ConfigError(f"{origin}: unknown key {name}.{key}{_nearest(key, known)}")
+            raise ConfigError(f"{file}: unknown key {name}.{key}{_nearest(key, known)}")
     try:
         return msgspec.convert(table, kind)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{origin}: section [{name}]: {str(error).replace('`$.', '`')}") from error
+        raise ConfigError(f"{file}: section [{name}]: {str(error).replace('`$.', '`')}") from error
     except ConfigError as error:
-        raise ConfigError(f"{origin}: {error}") from error
+        raise ConfigError(f"{origins.get(error.key or '', file)}: {error}") from error
 
 
 def _overrides(environment: Mapping[str, str], flags: Mapping[str, str]) -> list[tuple[str, str, str]]:

@@ -92,7 +92,7 @@ def decode_image(image: bytes, *, limits: LimitsSection, field: str) -> RawImage
             _check_pixels(opened.width, opened.height, limits=limits, field=field)
             upright = ImageOps.exif_transpose(opened)
             assert upright is not None
-            rgb = upright.convert("RGB")
+            rgb = _to_rgb(upright)
     except UnidentifiedImageError as error:
         raise BadInput(ErrorCode.BAD_IMAGE, "the image is no PNG, JPEG or WebP", field=field) from error
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -101,6 +101,16 @@ def decode_image(image: bytes, *, limits: LimitsSection, field: str) -> RawImage
         # Pillow's parsers raise all of these for damaged files.
         raise BadInput(ErrorCode.BAD_IMAGE, "the image is damaged and can't be decoded", field=field) from error
     return RawImage(size=ImageSize(width=rgb.width, height=rgb.height), pixels=rgb.tobytes())
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    """Convert to 8-bit RGB: 16-bit grey keeps its upper byte, transparent parts are laid on white."""
+    if image.mode.startswith("I;16"):
+        return image.point(lambda value: value / 256, "L").convert("RGB")
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    transparent = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), transparent).convert("RGB")
 
 
 def _check_pixels(width: int, height: int, *, limits: LimitsSection, field: str) -> None:

@@ -2,7 +2,7 @@
 
 The layout is drawn in `worldmodel/messages.py`. `FrameReader` knows no socket: it hands out the memory that the next
 bytes belong in, so that a payload is received once, straight into its final buffer. Drivers: `send_frame` and
-`receive_frame` for a blocking socket (worker), `asyncio.BufferedProtocol` in `server/worker_process.py`.
+`receive_frame` for a blocking socket (worker), `asyncio.BufferedProtocol` in `server/worker_link.py`.
 """
 
 from __future__ import annotations

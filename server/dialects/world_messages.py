@@ -82,7 +82,7 @@ def check_protocol(protocol: object) -> None:
     if protocol is not None and protocol != PROTOCOL_VERSION:
         raise BadInput(
             ErrorCode.BAD_PROTOCOL,
-            f"protocol: this server speaks {PROTOCOL_VERSION}, got {str(protocol)[:40]}",
+            f"protocol: this server speaks {PROTOCOL_VERSION}, got {repr(protocol)[:40]}",
             field="protocol",
         )
 

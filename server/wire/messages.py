@@ -171,7 +171,7 @@ class Playback(WireModel):
     epoch: Annotated[int, Field(ge=0)]
     run: Annotated[int, Field(ge=0)]
     chunk_index: Annotated[int, Field(ge=-1)]
-    buffered_ms: Annotated[float, Field(ge=0, strict=False)]
+    buffered_ms: Annotated[float, Field(ge=0)]
 
 
 class Ping(WireModel):

@@ -5,6 +5,7 @@ Nothing about the 14B model is fixed here: any sizes that fit together are accep
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -95,7 +96,7 @@ def read_transformer_config(content: Mapping[str, object]) -> TransformerConfig:
         out_channels=_integer(content, "out_channels"),
         text_dim=_integer(content, "text_dim"),
         freq_dim=_integer(content, "freq_dim"),
-        eps=_number(content, "eps"),
+        eps=_positive(content, "eps"),
         latent_frames_per_chunk=_integer(content, "num_frames_per_block"),
         sink_latent_frames=sink,
         window_latent_frames=total - sink,
@@ -109,10 +110,10 @@ def _integer(content: Mapping[str, object], key: str) -> int:
     return value
 
 
-def _number(content: Mapping[str, object], key: str) -> float:
+def _positive(content: Mapping[str, object], key: str) -> float:
     value = _required(content, key)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{key} must be a number, got {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ValueError(f"{key} must be a number above 0, got {value!r}")
     return float(value)
 
 

@@ -75,6 +75,8 @@ def test_bad_file_names_the_key(write, text: str, message: str):
         ({"WORLDSERVE_SERVER_PRT": "1"}, {}, r"WORLDSERVE_SERVER_PRT \(did you mean 'WORLDSERVE_SERVER_PORT'\?\)"),
         ({"WORLDSERVE_SERVER_PORT": "x"}, {}, r"WORLDSERVE_SERVER_PORT: expected int, got 'x'"),
         ({}, {"session.resume_s": "soon"}, r"--session.resume-s: expected float, got 'soon'"),
+        ({}, {"server.port": "70000"}, r"^--server.port: server.port: expected 0 to 65535, got 70000"),
+        ({"WORLDSERVE_MEDIA_CRF": "99"}, {}, r"^WORLDSERVE_MEDIA_CRF: media.crf: expected 1 to 51, got 99"),
         ({}, {"session.allow_latents": "1"}, r"--session.allow-latents: expected true or false, got '1'"),
     ],
 )

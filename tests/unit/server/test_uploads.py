@@ -156,3 +156,17 @@ def test_the_least_recently_used_upload_goes_first() -> None:
     assert store.get(third, owner=None, field="f") == b"3"
     with pytest.raises(UnknownId):
         store.get(second, owner=None, field="f")
+
+
+def test_sixteen_bit_grey_keeps_its_upper_byte() -> None:
+    ramp = Image.frombytes("I;16", (256, 1), b"".join(struct.pack("<H", value * 257) for value in range(256)))
+    raw = decode_image(encoded(ramp), limits=LIMITS, field="image")
+    assert raw.pixels[::3] == bytes(range(256))
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA"])
+def test_transparent_parts_are_laid_on_white(mode: str) -> None:
+    image = Image.new("RGBA", (2, 1), (0, 0, 0, 0))
+    image.putpixel((1, 0), (0, 0, 0, 255))
+    raw = decode_image(encoded(image.convert(mode), "PNG"), limits=LIMITS, field="image")
+    assert raw.pixels == bytes([255] * 3 + [0] * 3)
