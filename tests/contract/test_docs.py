@@ -1,0 +1,33 @@
+"""What the documents say about the tree is true."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+SOURCE_PATH = re.compile(r"`((?:server|worldmodel|kvcache|offload|clients|configs|tests|docs|benchmarks)/[\w./-]+)`")
+LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)")
+
+
+def test_there_are_documents():
+    names = {str(path.relative_to(ROOT)) for path in DOCUMENTS}
+    assert {"README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/protocol.md", "docs/operations.md"} <= names
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_named_file_exists(document: Path):
+    text = document.read_text(encoding="utf-8")
+    missing = [name for name in SOURCE_PATH.findall(text) if not (ROOT / name.rstrip("/")).exists()]
+    missing += [target for target in LINK.findall(text) if not (document.parent / target).exists()]
+    assert not missing, f"{document.name} names files that are not there: {missing}"
+
+
+def test_readme_has_exactly_two_set_up_commands():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    section = readme.split("## Two commands", 1)[1].split("\n## ", 1)[0]
+    commands = [line.split("#")[0].strip() for line in re.findall(r"```\w*\n(.*?)```", section, re.S)[0].splitlines()]
+    assert [command for command in commands if command] == ["make demo", "make test"]
