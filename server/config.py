@@ -72,7 +72,8 @@ class ServerSection:
 class SessionSection:
     """The session contract. `resume_s = 0` closes at once; `max_session_s` and `idle_s` of None mean no limit.
 
-    `max_watchers` bounds the spectators of one session; 0 lets nobody watch.
+    A socket that begins nothing within `start_timeout_s` is closed. `max_watchers` bounds a session's spectators;
+    0 lets nobody watch.
     """
 
     resume_s: float = 15.0
@@ -82,6 +83,7 @@ class SessionSection:
     tick_timeout_s: float = 120.0
     request_timeout_s: float = 60.0
     stall_timeout_s: float = 60.0
+    start_timeout_s: float = 30.0
     idle_s: float | None = None
     max_session_s: float | None = None
     max_queued: int = 16
@@ -100,7 +102,7 @@ class SessionSection:
         )
         for name in ("max_queued", "max_watchers"):
             _require(getattr(self, name) >= 0, f"session.{name}", "a number from 0", getattr(self, name))
-        for name in ("tick_timeout_s", "request_timeout_s", "stall_timeout_s"):
+        for name in ("tick_timeout_s", "request_timeout_s", "stall_timeout_s", "start_timeout_s"):
             _require(getattr(self, name) > 0, f"session.{name}", "seconds above 0", getattr(self, name))
         for name in ("idle_s", "max_session_s"):
             value = getattr(self, name)

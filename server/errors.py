@@ -53,6 +53,7 @@ class ErrorCode(StrEnum):
     FORMAT_NOT_ALLOWED = "format_not_allowed"
     ALREADY_STARTED = "already_started"
     NOT_STARTED = "not_started"
+    START_TIMEOUT = "start_timeout"
     BAD_RESUME_TOKEN = "bad_resume_token"
     SESSION_EVICTED = "session_evicted"
     RESUME_GAP = "resume_gap"
@@ -116,6 +117,7 @@ KINDS: dict[ErrorCode, ErrorKind] = {
     ErrorCode.FORMAT_NOT_ALLOWED: ErrorKind(422),
     ErrorCode.ALREADY_STARTED: ErrorKind(409),
     ErrorCode.NOT_STARTED: ErrorKind(409),
+    ErrorCode.START_TIMEOUT: ErrorKind(408, fatal=True, close_code=CloseCode.POLICY),
     ErrorCode.BAD_RESUME_TOKEN: ErrorKind(404),
     ErrorCode.SESSION_EVICTED: ErrorKind(410),
     ErrorCode.RESUME_GAP: ErrorKind(409),

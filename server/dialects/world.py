@@ -67,6 +67,7 @@ async def world_endpoint(websocket: WebSocket, context: ServerContext) -> None:
     except NotAllowed as error:
         dialog.send_error(error)
     context.metrics.connections.inc()
+    dialog.expect_start()
     try:
         await serve_socket(websocket, dialog, outbox, stall_timeout_s=context.config.session.stall_timeout_s)
     finally:
@@ -92,6 +93,7 @@ class WorldDialog:
         self._starting: asyncio.Task[None] | None = None
         self._held: deque[SessionMessage] = deque()
         self._event_rate = RateLimiter(context.config.limits.max_events_per_second)
+        self._start_timer: asyncio.TimerHandle | None = None
 
     # ------------------------------------------------------------ client -> session
 
@@ -190,6 +192,21 @@ class WorldDialog:
 
     # ------------------------------------------------------------ starting
 
+    def expect_start(self) -> None:
+        """Close the socket if nothing has begun on it after a while, or after a start that failed."""
+        timeout_s = self._context.config.session.start_timeout_s
+        self._start_timer = asyncio.get_running_loop().call_later(timeout_s, self._start_expired, timeout_s)
+
+    def _start_expired(self, timeout_s: float) -> None:
+        if self._actor is not None or self._spectator is not None:
+            return
+        if self._starting is not None:
+            self.expect_start()
+            return
+        self.send_error(
+            BadInput(ErrorCode.START_TIMEOUT, f"no session.start came within {timeout_s:g} s (session.start_timeout_s)")
+        )
+
     def _require_unstarted(self) -> None:
         if self._actor is not None or self._starting is not None:
             raise BadInput(ErrorCode.ALREADY_STARTED, "this socket has its session already")
@@ -261,6 +278,8 @@ class WorldDialog:
 
     def on_lost(self) -> None:
         self._tasks.cancel()
+        if self._start_timer is not None:
+            self._start_timer.cancel()
         if self._spectator is not None:
             self._spectator.leave()
         if self._actor is not None:

@@ -142,3 +142,17 @@ async def test_pages_of_other_origins_are_turned_away(server: Server) -> None:
     assert await evil.closed() == 1008
     same = await server.connect(origin=server.url.rstrip("/"))
     await same.start()
+
+
+async def test_a_socket_that_begins_nothing_is_closed() -> None:
+    async with serving(session=SessionSection(start_timeout_s=0.2)) as server:
+        idle, waiting, watching = await server.connect(), await server.connect(), await server.connect()
+        started = await waiting.start()
+        await watching.send("session.watch", protocol=1, watch_token=started["watch_token"])
+        await watching.expect("session.watching")
+        assert (await idle.error())["code"] == "start_timeout"
+        assert await idle.closed() == 1008
+        # The others have begun something, and go on.
+        await waiting.media()
+        await watching.send("ping", t=1)
+        await watching.expect("pong")
