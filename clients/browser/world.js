@@ -127,7 +127,8 @@ export class World {
    * @param {number} run
    */
   inRun(run) {
-    if (run === this.run) return;
+    // A chunk of the old run may still come after a reset was answered; runs only count up.
+    if (run <= this.run) return;
     this.run = run;
     this._receivedChunk = -1;
     this._clearEvents();
