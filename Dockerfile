@@ -18,11 +18,11 @@ RUN apt-get update \
  && apt-get install -y --no-install-recommends gcc libc6-dev \
  && rm -rf /var/lib/apt/lists/*
 RUN useradd --create-home --uid 10001 worldserve
-COPY constraints.txt /tmp/constraints.txt
+COPY constraints.txt /constraints.txt
 COPY --from=builder /wheels /wheels
 RUN python -m venv /opt/worldserve \
- && /opt/worldserve/bin/pip install --no-cache-dir -c /tmp/constraints.txt "$(ls /wheels/*.whl)[demo,cuda]" \
- && rm -rf /wheels /tmp/constraints.txt
+ && /opt/worldserve/bin/pip install --no-cache-dir -c /constraints.txt "$(ls /wheels/*.whl)[demo,cuda]" \
+ && rm -rf /wheels /constraints.txt
 COPY configs /etc/worldserve
 ENV PATH=/opt/worldserve/bin:$PATH \
     PYTHONUNBUFFERED=1
