@@ -40,7 +40,10 @@ def main() -> int:
     missing = install_chromium()
     if missing:
         marker += " and not browser"
-    code = subprocess.run([sys.executable, "-m", "pytest", "-m", marker], check=False).returncode
+    # The tests' tensors are tiny: a second OpenMP thread costs more in waiting than it computes.
+    environment = {"OMP_NUM_THREADS": "1", **os.environ}
+    command = [sys.executable, "-m", "pytest", "-m", marker, "--durations=15"]
+    code = subprocess.run(command, env=environment, check=False).returncode
     if missing:
         print(f"\nNOT RUN: the browser tests: {missing}.", flush=True)
         if os.environ.get("CI") == "true" and code == 0:
