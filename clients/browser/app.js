@@ -403,6 +403,12 @@ class App {
     setTimeout(() => URL.revokeObjectURL(url), 10_000);
   }
 
+  /** @param {boolean} shown */
+  showNumbers(shown) {
+    byId('hud').hidden = !shown;
+    byId('stats').ariaPressed = String(shown);
+  }
+
   listen() {
     const isSteering = () => this.isSteering;
     listenToKeyboard(this.held, isSteering);
@@ -419,10 +425,10 @@ class App {
       const isPointer = /** @type {MouseEvent} */ (event).detail > 0;
       if (isPointer && this.isSteering) byId('video').focus({ preventScroll: true });
     });
+    // A phone has no room for the numbers beside the picture; elsewhere the true rate is in sight from the start.
+    this.showNumbers(!window.matchMedia('(max-width: 720px)').matches);
     byId('stats').addEventListener('click', () => {
-      const hud = byId('hud');
-      hud.hidden = !hud.hidden;
-      byId('stats').ariaPressed = String(!hud.hidden);
+      this.showNumbers(byId('hud').hidden);
     });
     byId('prompt-form').addEventListener('submit', (/** @type {Event} */ event) => {
       event.preventDefault();
