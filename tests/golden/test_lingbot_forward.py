@@ -16,6 +16,9 @@ from worldmodel.lingbot.transformer import TEXT_STORE, ChunkInputs, LingBotTrans
 FP32_TOLERANCE = 1e-5
 BF16_TOLERANCE = 3e-2
 BF16_RELATIVE_RMS = 1e-2
+OFFICIAL_TOLERANCE = 5e-3
+"""Of the plan `official` against the emulated one; measured 3.0e-3, relative 4.4e-4 (1.1e-3 with one padding row)."""
+OFFICIAL_RELATIVE_RMS = 2e-3
 
 
 @pytest.fixture(scope="module")
@@ -156,11 +159,15 @@ def test_lingbot_flow_in_bfloat16(golden: dict[str, torch.Tensor], precision: st
     assert relative_rms(flow, golden["flow"]) < BF16_RELATIVE_RMS
 
 
-def test_lingbot_official_plan_is_the_closer_one_to_official_rounding(golden: dict[str, torch.Tensor]) -> None:
-    distances = {}
-    for precision in ("fp32", "bf16", "official"):
-        model = build(golden, precision)
-        with begun(model, golden) as chunk:
-            flow = forward(model, golden, chunk)
-        distances[precision] = relative_rms(flow, golden["flow_bf16_autocast_emulated"])
-    assert min(distances, key=lambda name: distances[name]) == "official"
+@pytest.mark.parametrize("merge_padding", [True, False])
+def test_lingbot_official_plan_rounds_where_the_official_code_does(
+    golden: dict[str, torch.Tensor], merge_padding: bool
+) -> None:
+    """Only the sums inside a product differ, as kernels choose; without the rounding all is three times as far away."""
+    expected = golden["flow_bf16_autocast_emulated"]
+    model = build(golden, "official")
+    with begun(model, golden, merge_padding=merge_padding) as chunk:
+        flow = forward(model, golden, chunk)
+    assert_close(flow, expected, OFFICIAL_TOLERANCE, "flow")
+    assert relative_rms(flow, expected) < OFFICIAL_RELATIVE_RMS
+    assert relative_rms(golden["flow"], expected) > 3 * OFFICIAL_RELATIVE_RMS

@@ -22,7 +22,7 @@ from worldmodel.lingbot.camera import TOKEN_PIXELS, CameraEmbedding
 from worldmodel.lingbot.condition import next_condition, start_condition
 from worldmodel.lingbot.config import LingBotOptions, NoiseLayout, Sampler
 from worldmodel.lingbot.media import DeviceMedia, needs_pixels
-from worldmodel.lingbot.memory import MAX_BASES, plan_kv
+from worldmodel.lingbot.memory import num_camera_bases, plan_kv
 from worldmodel.lingbot.noise import NoiseSource, PerChunkNoise
 from worldmodel.lingbot.pipeline import ChunkSampler
 from worldmodel.lingbot.prompts import Prompt, PromptEncoder
@@ -113,7 +113,12 @@ class LingBotAdapter:
         self._reducer = CameraReducer(options, config.width, config.height)
         linear = model.transformer.patch_embedding_wancamctrl
         self._camera = CameraEmbedding(
-            linear.weight, linear.bias, config.height, config.width, max_bases=MAX_BASES, dtype=plan.linear
+            linear.weight,
+            linear.bias,
+            config.height,
+            config.width,
+            max_bases=num_camera_bases(plan),
+            dtype=plan.linear,
         )
         self._history = None
         if options.recache_on_prompt:

@@ -27,6 +27,11 @@ ROTATION_ELEMENTS = 9
 """Of a camera basis, the part that differs from token to token."""
 
 
+def num_camera_bases(plan: PrecisionPlan) -> int:
+    """Return how many camera bases a worker keeps: none where rays are rounded, since a basis cannot show that."""
+    return 0 if plan.rounds_as_official else MAX_BASES
+
+
 def plan_kv(
     config: TransformerConfig,
     vae: WanVAE,
@@ -75,7 +80,7 @@ def _worker_bytes(config: TransformerConfig, vae: WanVAE, plan: PrecisionPlan, *
     tokens_per_frame = math.prod((height // factor // PATCH, width // factor // PATCH))
     frames = config.latent_frames_per_chunk
     modulation_bytes = 2 * config.num_layers * frames * tokens_per_frame * config.width * plan.linear.itemsize
-    bases_bytes = MAX_BASES * ROTATION_ELEMENTS * tokens_per_frame * config.width * FLOAT32_BYTES
+    bases_bytes = num_camera_bases(plan) * ROTATION_ELEMENTS * tokens_per_frame * config.width * FLOAT32_BYTES
     media_frames = vae.config.temporal_factor * frames
     activation_bytes = media_frames * vae.config.decoder_base_dim * height * width * plan.vae.itemsize
     return bases_bytes + max(modulation_bytes, DECODE_ACTIVATIONS * activation_bytes)

@@ -64,7 +64,8 @@ class TimeConstants:
 class CameraModulation:
     """Scale and shift of the residual stream of one layer, both [T, D]: h becomes h + scale * h + shift.
 
-    The scale is kept without its 1: in bfloat16 the sum would lose what a small scale says.
+    The scale is kept without its 1: in bfloat16 the sum would lose what a small scale says. The
+    official code loses it, so the plan `official` forms the sum in the format of the linears where it is used.
     """
 
     scale: torch.Tensor
@@ -113,7 +114,7 @@ def kv_geometry(
 class Layer(nn.Module):
     """One transformer layer with camera injection between self-attention and cross-attention."""
 
-    def __init__(self, config: TransformerConfig) -> None:
+    def __init__(self, config: TransformerConfig, *, is_first: bool) -> None:
         super().__init__()
         width = config.width
         self.modulation = nn.Parameter(torch.empty(1, 6, width))
@@ -128,6 +129,8 @@ class Layer(nn.Module):
         self.cam_scale_layer = nn.Linear(width, width)
         self.cam_shift_layer = nn.Linear(width, width)
         self.eps = config.eps
+        self.plan = precision_plan("fp32")
+        self._is_first = is_first
 
     def time_modulation(self, projection_6D: torch.Tensor, residual: torch.dtype) -> LayerModulation:
         """Add the layer's own modulation to the projected timestep; `residual` is the dtype of the residual stream."""
@@ -149,7 +152,11 @@ class Layer(nn.Module):
 
     def self_attention_input(self, h_TD: torch.Tensor, m: LayerModulation) -> torch.Tensor:
         """Return the modulated norm that feeds q, k and v."""
-        return layer_norm(h_TD, m.attention_scale, m.attention_shift, self.eps, self._linear_dtype)
+        if self.plan.rounds_as_official and self._is_first:
+            # The residual stream of the official code is still bfloat16 here, and its norms return what they take.
+            norm_TD = nn.functional.layer_norm(h_TD, h_TD.shape[-1:], eps=self.eps).to(self.plan.linear)
+            return torch.addcmul(m.attention_shift, norm_TD.float(), m.attention_scale).to(self.plan.linear)
+        return layer_norm(h_TD, m.attention_scale, m.attention_shift, self.eps, self.plan.linear)
 
     def query(self, a_TD: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
         """Return normalised, rotated queries [T, H, K]."""
@@ -165,22 +172,20 @@ class Layer(nn.Module):
     ) -> torch.Tensor:
         """Add the gated attention, then let the camera act on the whole residual stream."""
         h_TD = torch.addcmul(h_TD, self.self_attn.output(attended_THK).to(h_TD.dtype), m.attention_gate)
+        if self.plan.rounds_as_official:
+            return torch.addcmul(camera.shift.to(h_TD.dtype), (1.0 + camera.scale).to(h_TD.dtype), h_TD)
         return torch.addcmul(h_TD + camera.shift, camera.scale.to(h_TD.dtype), h_TD)
 
     def cross_query(self, h_TD: torch.Tensor) -> torch.Tensor:
         """Return the cross-attention queries [T, H, K]."""
-        a_TD = layer_norm(h_TD, self.norm3.weight, self.norm3.bias, self.eps, self._linear_dtype)
+        a_TD = layer_norm(h_TD, self.norm3.weight, self.norm3.bias, self.eps, self.plan.linear)
         return self.cross_attn.query(a_TD)
 
     def after_cross_attention(self, h_TD: torch.Tensor, attended_THK: torch.Tensor, m: LayerModulation) -> torch.Tensor:
         """Add the text attention, ungated, and the gated feed-forward."""
         h_TD = h_TD + self.cross_attn.output(attended_THK)
-        a_TD = layer_norm(h_TD, m.feed_forward_scale, m.feed_forward_shift, self.eps, self._linear_dtype)
+        a_TD = layer_norm(h_TD, m.feed_forward_scale, m.feed_forward_shift, self.eps, self.plan.linear)
         return torch.addcmul(h_TD, self.ffn(a_TD).to(h_TD.dtype), m.feed_forward_gate)
-
-    @property
-    def _linear_dtype(self) -> torch.dtype:
-        return self.self_attn.q.weight.dtype
 
 
 class Head(nn.Module):
@@ -217,7 +222,7 @@ class LingBotTransformer(nn.Module):
         )
         self.time_embedding = nn.Sequential(nn.Linear(config.freq_dim, width), nn.SiLU(), nn.Linear(width, width))
         self.time_projection = nn.Sequential(nn.SiLU(), nn.Linear(width, 6 * width))
-        self.layers = tuple(Layer(config) for _ in range(config.num_layers))
+        self.layers = tuple(Layer(config, is_first=index == 0) for index in range(config.num_layers))
         self.blocks = nn.ModuleList(self.layers)
         self.head = Head(config)
         self.plan = precision_plan("fp32")
@@ -235,6 +240,7 @@ class LingBotTransformer(nn.Module):
         self.time_projection.float()
         self.head.float()
         for layer in self.layers:
+            layer.plan = plan
             layer.norm3.float()
             layer.modulation.data = layer.modulation.data.float()
 

@@ -6,8 +6,8 @@
     official   bfloat16                   float32            float64           float32     bfloat16
 
 Statistics of every norm, modulation, time path and head are float32 in all plans: they cost nothing. Their weights
-still hold values rounded to the format of the linears. Source of `official`: LingBot-World v2 official code,
-wan/modules/model_fast.py.
+still hold values rounded to the format of the linears. `official` rounds wherever the official code does, also where
+its residual stream would not need it. Source: LingBot-World v2 official code, wan/modules/model_fast.py.
 """
 
 from __future__ import annotations
@@ -19,7 +19,11 @@ import torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrecisionPlan:
-    """Number formats of one model."""
+    """Number formats of one model.
+
+    `rounds_as_official`: round three more values to the format of the linears, as the official code happens to do: the
+    first layer's norm before its modulation, the camera's factor 1 + scale, and the camera's rays.
+    """
 
     name: str
     linear: torch.dtype
@@ -27,6 +31,7 @@ class PrecisionPlan:
     rope: torch.dtype
     vae: torch.dtype
     text_encoder: torch.dtype
+    rounds_as_official: bool = False
 
 
 PLANS: tuple[PrecisionPlan, ...] = (
@@ -53,6 +58,7 @@ PLANS: tuple[PrecisionPlan, ...] = (
         rope=torch.complex128,
         vae=torch.float32,
         text_encoder=torch.bfloat16,
+        rounds_as_official=True,
     ),
 )
 

@@ -67,7 +67,7 @@ def test_basis_equals_the_exact_route() -> None:
 def test_intrinsics_may_differ_between_the_frames_of_a_chunk() -> None:
     relative_n44, rows = poses(3), np.array([ROW, [20.0, 21.0, 24.0, 16.0], ROW])
     want = exact(relative_n44, rows)
-    for max_bases in (1, 2):
+    for max_bases in (0, 1, 2):
         embedding = CameraEmbedding(*linear(), HEIGHT, WIDTH, max_bases=max_bases)
         torch.testing.assert_close(embedding.tokens(relative_n44, rows).double(), want, rtol=0, atol=2e-6)
 

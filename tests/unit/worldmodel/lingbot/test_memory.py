@@ -12,7 +12,7 @@ from kvcache.spec import KVSpec
 from tests.support.fake_model import image, keys, open_session, tick
 from tests.support.lingbot_tiny import cache_of, tiny_adapter
 from worldmodel.lingbot.camera import CameraBasis
-from worldmodel.lingbot.memory import MAX_BASES, plan_kv
+from worldmodel.lingbot.memory import MAX_BASES, num_camera_bases, plan_kv
 from worldmodel.lingbot.transformer import CameraModulation, Layer
 from worldmodel.lingbot.transformer_config import read_transformer_config
 from worldmodel.messages import MediaFormat, SessionId
@@ -150,3 +150,8 @@ def test_the_adapter_declares_what_its_parts_hold(monkeypatch: pytest.MonkeyPatc
     state = runtime._sessions[SessionId("a")].state
     caches = state.decoder_cache.num_bytes + state.condition.num_bytes
     assert adapter.kv_spec().model_owned_bytes >= 2 * caches
+
+
+def test_the_official_plan_keeps_no_camera_basis() -> None:
+    assert num_camera_bases(precision_plan("official")) == 0
+    assert num_camera_bases(precision_plan("bf16")) == num_camera_bases(precision_plan("fp32")) == MAX_BASES
