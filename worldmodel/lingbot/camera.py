@@ -121,7 +121,8 @@ class CameraEmbedding:
     changing.
 
     `max_bases` bases are kept, least recently used first out. A chunk whose frames have more different rows than that
-    (a zoom) takes the exact route; with `max_bases` 0 every chunk does. Weights are shared with the caller, never changed.
+    (a zoom) takes the exact route; with `max_bases` 0 every chunk does. Weights are shared with the caller,
+    never changed.
     """
 
     def __init__(
