@@ -7,8 +7,9 @@ preallocated storage (K/V) goes through `kvcache` leases, which stage, commit an
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
@@ -16,12 +17,18 @@ import numpy.typing as npt
 
 from kvcache.spec import KVSpec
 from kvcache.transaction import ChunkTransaction
-from worldmodel.messages import AppliedEvent, LoadStage, MediaFormat, Tick
+from worldmodel.errors import RequestRefused
+from worldmodel.messages import AppliedEvent, LoadStage, MediaFormat, RobotInfo, Tick
 
 StateT = TypeVar("StateT")
 
 ProgressFn = Callable[[LoadStage, float, str], None]
 """Called with (stage, fraction 0..1, detail) while an adapter loads."""
+
+Arrays = Mapping[str, npt.NDArray[np.generic]]
+"""Observation arrays of one tick by request key, read-only."""
+
+NO_ARRAYS: Arrays = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,16 +47,29 @@ class ModelSpec:
     checkpoint_digest: str
     noise_layout: str
     sampler: str
+    robot: RobotInfo | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionOpening:
-    """Everything a rollout starts from. `image` is uint8 [height, width, 3] at the client's own size."""
+    """Everything a rollout starts from.
+
+    `image` is uint8 [height, width, 3] at the client's own size, None if the client gave none.
+    """
 
     prompt: str
     seed: int
-    image: npt.NDArray[np.uint8]
+    image: npt.NDArray[np.uint8] | None
     outputs: tuple[MediaFormat, ...]
+
+
+def require_image(opening: SessionOpening) -> npt.NDArray[np.uint8]:
+    """Return the start image of a model that can't do without. Raises `RequestRefused`."""
+    if opening.image is None:
+        raise RequestRefused(
+            "image: expected a start image, this model makes none itself", code="bad_image", field="image"
+        )
+    return opening.image
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,13 +124,21 @@ class WorldModelAdapter(Protocol[StateT]):
         """Build the state before chunk 0 of a new run; `image=None` keeps the old start image."""
         ...
 
-    def generate(self, tick: Tick, state: StateT, chunk: ChunkTransaction) -> GeneratedChunk[StateT]:
+    def generate(
+        self, tick: Tick, state: StateT, chunk: ChunkTransaction, arrays: Arrays = NO_ARRAYS
+    ) -> GeneratedChunk[StateT]:
         """Compute one chunk. Writes K/V only through `chunk`; leaves `state` as it was.
 
-        `chunk.first_latent_frame` is the absolute frame index of the chunk in the session.
+        `chunk.first_latent_frame` is the absolute frame index of the chunk in the session. `arrays` are what
+        `tick.arrays` describes; they are valid during the call. The runtime gives none to a model without
+        `ModelSpec.robot`.
         """
         ...
 
     def warm_up_openings(self) -> tuple[tuple[SessionOpening, int], ...]:
         """Sessions to run at load, with the number of chunks of each, so that every later tick finds warm code."""
+        ...
+
+    def warm_up_arrays(self, chunk_index: int) -> Arrays:
+        """Return the observation of one chunk of a warm-up session; empty for a model that takes none."""
         ...

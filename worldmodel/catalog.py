@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Protocol, cast
 
 from worldmodel.errors import RequestRefused
@@ -30,12 +31,23 @@ class OptionsParser(Protocol):
     def __call__(self, options: dict[str, object]) -> bytes: ...
 
 
+class ModelKind(StrEnum):
+    """What clients do with a model, and so which dialects the server speaks for it.
+
+    WORLD: controls in, media out. ROBOT: camera pictures and joint states in, actions out.
+    """
+
+    WORLD = "world"
+    ROBOT = "robot"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogEntry:
     """One model. `control_schemas` are shown to clients in `session.started` (JSON Schema per control schema name)."""
 
     name: str
     title: str
+    kind: ModelKind
     parse_control: str
     parse_options: str
     control_schemas: str
@@ -46,6 +58,7 @@ ENTRIES: tuple[CatalogEntry, ...] = (
     CatalogEntry(
         name="lingbot_world_v2",
         title="LingBot-World v2",
+        kind=ModelKind.WORLD,
         parse_control="worldmodel.lingbot.controls:parse_control",
         parse_options="worldmodel.lingbot.config:parse_options",
         control_schemas="worldmodel.lingbot.controls:control_schemas",
@@ -54,6 +67,7 @@ ENTRIES: tuple[CatalogEntry, ...] = (
     CatalogEntry(
         name="fake",
         title="Deterministic test model",
+        kind=ModelKind.WORLD,
         parse_control="worldmodel.lingbot.controls:parse_control",
         parse_options="worldmodel.fake_options:parse_options",
         control_schemas="worldmodel.lingbot.controls:control_schemas",

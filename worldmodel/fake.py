@@ -24,7 +24,16 @@ import torch
 
 from kvcache.spec import CrossStoreSpec, KVSpec
 from kvcache.transaction import ChunkTransaction
-from worldmodel.adapter import GeneratedChunk, MediaArray, ModelSpec, ProgressFn, SessionOpening
+from worldmodel.adapter import (
+    NO_ARRAYS,
+    Arrays,
+    GeneratedChunk,
+    MediaArray,
+    ModelSpec,
+    ProgressFn,
+    SessionOpening,
+    require_image,
+)
 from worldmodel.errors import LoadFailed, RequestRefused, TickRolledBack
 from worldmodel.fake_options import FailureKind, FakeOptions, command_of
 from worldmodel.lingbot.config import LingBotOptions
@@ -126,7 +135,7 @@ class FakeAdapter:
     def open_state(self, opening: SessionOpening) -> FakeState:
         return FakeState(
             outputs=opening.outputs,
-            picture_HW3=self._fit(opening.image),
+            picture_HW3=self._fit(require_image(opening)),
             prompt=opening.prompt,
             seed=opening.seed,
             camera=self._reducer.initial(),
@@ -141,7 +150,9 @@ class FakeAdapter:
             camera=self._reducer.initial(),
         )
 
-    def generate(self, tick: Tick, state: FakeState, chunk: ChunkTransaction) -> GeneratedChunk[FakeState]:
+    def generate(
+        self, tick: Tick, state: FakeState, chunk: ChunkTransaction, arrays: Arrays = NO_ARRAYS
+    ) -> GeneratedChunk[FakeState]:
         started_s = time.perf_counter()
         failure = self._failure_of(tick, state)
         if failure is FailureKind.REFUSE:
@@ -179,6 +190,9 @@ class FakeAdapter:
             outputs=(MediaFormat.YUV420, MediaFormat.RGB24, MediaFormat.LATENT),
         )
         return ((opening, visible // LATENT_FRAMES_PER_CHUNK + 2),)
+
+    def warm_up_arrays(self, chunk_index: int) -> Arrays:
+        return NO_ARRAYS
 
     # ---------------------------------------------------------------- orders
 

@@ -4,8 +4,8 @@ A frame on the socket is
 
     | header length u32 BE | payload length u64 BE | header: msgpack [type name, body] | payload: raw bytes |
 
-Only `OpenSession`, `ResetSession` (start image) and `ChunkMedia` (frames) carry a payload. Encoding lives in
-`worldmodel/framing.py`; this file owns the vocabulary only.
+Only `OpenSession`, `ResetSession` (start image), `Tick` (observation arrays) and `ChunkMedia` (frames, actions) carry a
+payload. Encoding lives in `worldmodel/framing.py`; this file owns the vocabulary only.
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ class MediaFormat(StrEnum):
     YUV420: uint8 [frames, height * 3 / 2, width], planes Y, U, V below each other, BT.709 limited range.
     RGB24:  uint8 [frames, height, width, 3].
     LATENT: float32 [channels, latent frames, latent height, latent width], normalised as the transformer made it.
+    ACTIONS: float32 [rows, dims], in the robot's own units, one row per control step; robot models only.
     """
 
     YUV420 = "yuv420p"
     RGB24 = "rgb24"
     LATENT = "latent"
+    ACTIONS = "actions"
 
 
 class LoadStage(StrEnum):
@@ -94,6 +96,51 @@ class MediaPart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ArrayPart:
+    """One observation array in the payload of `Tick`; arrays follow each other without padding.
+
+    `name` is the key of the robot request, such as ``observation/joint_position``. `dtype` is NumPy's short form with
+    the byte order, such as ``<f4`` or ``|u1``; the bytes are in C order.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateInput:
+    """One part of a robot's proprioceptive state: the request key and how many numbers it has."""
+
+    name: str
+    num_dims: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RobotInfo:
+    """What a robot model takes and gives; None in `ModelInfo` for a world model.
+
+    `cameras` and `states` are request keys. A camera array is uint8 [image_height, image_width, 3] or
+    [frames, image_height, image_width, 3]; `max_request_frames` bounds the frames of one request. An action chunk is
+    float32 [action_horizon, action_dims].
+    """
+
+    embodiment: str
+    cameras: tuple[str, ...]
+    states: tuple[StateInput, ...]
+    image_height: int
+    image_width: int
+    max_request_frames: int
+    action_space: str
+    action_horizon: int
+    action_dims: int
+    needs_wrist_camera: bool
+    num_external_cameras: int
+    needs_stereo_camera: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StageTimings:
     """Milliseconds of one tick spent in the worker."""
 
@@ -138,6 +185,7 @@ class ModelInfo:
     noise_layout: str
     sampler: str
     versions: dict[str, str] = field(default_factory=dict)
+    robot: RobotInfo | None = None
 
 
 # ---------------------------------------------------------------- server -> worker
@@ -167,25 +215,32 @@ class StartWorker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenSession:
-    """Create worker state for a session. Payload: the start image as RGB24, `image` gives its size."""
+    """Create worker state for a session. Payload: the start image as RGB24, `image` gives its size.
+
+    `image` is None for a robot model, whose pictures come with every tick; a world model refuses that.
+    """
 
     request_id: RequestId
     session_id: SessionId
     prompt: str
     seed: int
-    image: ImageSize
+    image: ImageSize | None = None
     outputs: tuple[MediaFormat, ...] = (MediaFormat.YUV420,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
-    """Compute one chunk. `prompt` is the new prompt, or None to keep the one in force."""
+    """Compute one chunk. `prompt` is the new prompt, or None to keep the one in force.
+
+    Payload: `arrays`, one after the other; only robot models take any.
+    """
 
     request_id: RequestId
     session_id: SessionId
     chunk_index: int
     prompt: str | None = None
     events: tuple[ControlEvent, ...] = ()
+    arrays: tuple[ArrayPart, ...] = ()
 
     @property
     def event_ids(self) -> tuple[int, ...]:
@@ -198,8 +253,8 @@ class ResetSession:
 
     request_id: RequestId
     session_id: SessionId
-    prompt: str
-    seed: int
+    prompt: str = ""
+    seed: int = 0
     image: ImageSize | None = None
 
 

@@ -20,7 +20,15 @@ import torch
 from kvcache.cache import KVCache
 from kvcache.errors import CapacityExceeded, IntegrityError, KVCacheError, WindowFull
 from kvcache.transaction import ChunkState, ChunkTransaction
-from worldmodel.adapter import GeneratedChunk, GeneratedMedia, ProgressFn, SessionOpening, WorldModelAdapter
+from worldmodel.adapter import (
+    NO_ARRAYS,
+    Arrays,
+    GeneratedChunk,
+    GeneratedMedia,
+    ProgressFn,
+    SessionOpening,
+    WorldModelAdapter,
+)
 from worldmodel.catalog import lookup, resolve
 from worldmodel.errors import LoadFailed, OutcomeUnknown, RequestRefused, TickRolledBack, WorldModelError
 from worldmodel.messages import (
@@ -44,6 +52,7 @@ from worldmodel.messages import (
     Tick,
     TickCommitted,
 )
+from worldmodel.observations import describe_array
 from worldmodel.residency import allocate_cache, memory_stats
 
 logger = logging.getLogger(__name__)
@@ -166,6 +175,7 @@ class Runtime:
             parameters=spec.parameters,
             noise_layout=spec.noise_layout,
             sampler=spec.sampler,
+            robot=spec.robot,
             versions={"python": platform.python_version(), "torch": importlib.metadata.version("torch")},
         )
 
@@ -174,7 +184,7 @@ class Runtime:
 
     # ---------------------------------------------------------------- sessions
 
-    def open(self, message: OpenSession, image: Image) -> SessionOpened:
+    def open(self, message: OpenSession, image: Image | None) -> SessionOpened:
         """Create a session.
 
         Raises `RequestRefused`, or `TickRolledBack` if the model failed; no session exists then.
@@ -228,30 +238,33 @@ class Runtime:
             raise RequestRefused(f"session {session_id} is not open on this worker", code="unknown_session")
         return session
 
-    @staticmethod
-    def _require_outputs(outputs: tuple[MediaFormat, ...]) -> None:
+    def _require_outputs(self, outputs: tuple[MediaFormat, ...]) -> None:
         if not outputs or len(set(outputs)) != len(outputs):
             shown = ", ".join(outputs) or "none"
             raise RequestRefused(
                 f"outputs: expected at least one format, each once, got {shown}", code="bad_outputs", field="outputs"
             )
+        if MediaFormat.ACTIONS in outputs and self._adapter.spec.robot is None:
+            raise RequestRefused("outputs: this model makes no actions", code="bad_outputs", field="outputs")
 
     # ---------------------------------------------------------------- the tick
 
-    def tick(self, message: Tick) -> CommittedChunk:
-        """Compute and commit one chunk.
+    def tick(self, message: Tick, arrays: Arrays = NO_ARRAYS) -> CommittedChunk:
+        """Compute and commit one chunk. `arrays` are what `message.arrays` describes.
 
         Raises `RequestRefused` or `TickRolledBack` with the session as it was, `OutcomeUnknown` if that can't be said
         (the session may then only be reset or closed), `DeviceLost` if the worker is of no more use.
         """
         session = self._find(message.session_id)
         self._check_tick(message, session)
+        if arrays and self._adapter.spec.robot is None:
+            raise RequestRefused("arrays: this model takes no observations", code="bad_arrays", field="arrays")
         before = self._footprint(message.session_id)
         chunk: ChunkTransaction | None = None
         try:
             with self._cache.lease(message.session_id) as lease:
                 chunk = lease.begin_chunk()
-                generated = self._adapter.generate(message, session.state, chunk)
+                generated = self._adapter.generate(message, session.state, chunk, arrays)
                 self._check_generated(message, generated)
                 chunk.commit()
         except Exception as error:
@@ -371,20 +384,26 @@ class Runtime:
         for number, (opening, num_chunks) in enumerate(openings):
             session_id = SessionId(f"warm-up-{number}")
             request_id = RequestId(session_id)
-            height, width = opening.image.shape[:2]
             self.open(
                 OpenSession(
                     request_id=request_id,
                     session_id=session_id,
                     prompt=opening.prompt,
                     seed=opening.seed,
-                    image=ImageSize(width=width, height=height),
+                    image=None if opening.image is None else _size_of(opening.image),
                     outputs=opening.outputs,
                 ),
                 opening.image,
             )
             for chunk_index in range(num_chunks):
-                chunk = self.tick(Tick(request_id=request_id, session_id=session_id, chunk_index=chunk_index))
+                arrays = self._adapter.warm_up_arrays(chunk_index)
+                message = Tick(
+                    request_id=request_id,
+                    session_id=session_id,
+                    chunk_index=chunk_index,
+                    arrays=tuple(describe_array(name, array) for name, array in arrays.items()),
+                )
+                chunk = self.tick(message, arrays)
                 chunk.to_host()
                 self._check_media_frames(chunk.committed)
                 done += 1
@@ -410,6 +429,10 @@ class Runtime:
                 code="warm_up_failed",
             )
         cache.check_integrity()
+
+
+def _size_of(image: Image) -> ImageSize:
+    return ImageSize(width=image.shape[1], height=image.shape[0])
 
 
 def read_image(size: ImageSize, payload: memoryview) -> Image:

@@ -34,6 +34,7 @@ from worldmodel.messages import (
     WorkerMessage,
     WorkerReady,
 )
+from worldmodel.observations import unpack_arrays
 from worldmodel.packages import check_package_origin
 
 if TYPE_CHECKING:
@@ -205,14 +206,15 @@ def _answer(channel: Channel, request: Request, payload: memoryview, runtime: Ru
 
     match request:
         case OpenSession():
-            channel.send(runtime.open(request, read_image(request.image, payload)))
+            image = None if request.image is None else read_image(request.image, payload)
+            channel.send(runtime.open(request, image))
         case ResetSession():
             image = None if request.image is None else read_image(request.image, payload)
             channel.send(runtime.reset(request, image))
         case CloseSession():
             channel.send(runtime.close(request))
         case Tick():
-            chunk = runtime.tick(request)
+            chunk = runtime.tick(request, unpack_arrays(request.arrays, payload))
             channel.send(chunk.committed)
             media, parts = chunk.to_host()
             channel.send(media, parts)

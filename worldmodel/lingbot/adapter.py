@@ -16,7 +16,15 @@ import torch
 from kvcache.attention import TorchAttention
 from kvcache.spec import KVSpec
 from kvcache.transaction import ChunkTransaction
-from worldmodel.adapter import GeneratedChunk, ModelSpec, ProgressFn, SessionOpening
+from worldmodel.adapter import (
+    NO_ARRAYS,
+    Arrays,
+    GeneratedChunk,
+    ModelSpec,
+    ProgressFn,
+    SessionOpening,
+    require_image,
+)
 from worldmodel.errors import LoadFailed, RequestRefused
 from worldmodel.lingbot.camera import TOKEN_PIXELS, CameraEmbedding
 from worldmodel.lingbot.condition import next_condition, start_condition
@@ -165,7 +173,7 @@ class LingBotAdapter:
     @torch.inference_mode()
     def open_state(self, opening: SessionOpening) -> LingBotState:
         """Build the state before chunk 0. Raises `RequestRefused` for an image that is none."""
-        return self._start(opening.outputs, self._prepare_image(opening.image), opening.prompt, opening.seed)
+        return self._start(opening.outputs, self._prepare_image(require_image(opening)), opening.prompt, opening.seed)
 
     @torch.inference_mode()
     def reset_state(
@@ -194,7 +202,9 @@ class LingBotAdapter:
     # ------------------------------------------------------------ one tick
 
     @torch.inference_mode()
-    def generate(self, tick: Tick, state: LingBotState, chunk: ChunkTransaction) -> GeneratedChunk[LingBotState]:
+    def generate(
+        self, tick: Tick, state: LingBotState, chunk: ChunkTransaction, arrays: Arrays = NO_ARRAYS
+    ) -> GeneratedChunk[LingBotState]:
         """Compute one chunk: controls, condition, four denoising steps, clean history, pixels."""
         camera = self._reducer.prepare(state.camera, tick.events, self._num_frames)
         prompt = state.prompt if tick.prompt is None else self._prompts.encode(tick.prompt)
@@ -289,6 +299,9 @@ class LingBotAdapter:
         long = SessionOpening(prompt="", seed=0, image=image, outputs=(MediaFormat.YUV420,))
         short = SessionOpening(prompt="", seed=0, image=image, outputs=(MediaFormat.RGB24, MediaFormat.LATENT))
         return (long, self._num_chunks_until_slid()), (short, 1)
+
+    def warm_up_arrays(self, chunk_index: int) -> Arrays:
+        return NO_ARRAYS
 
     def _num_chunks_until_slid(self) -> int:
         config = self._transformer.config

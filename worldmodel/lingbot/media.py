@@ -45,6 +45,8 @@ def _convert(output: MediaFormat, latents_CFYX: torch.Tensor, frames_3THW: torch
             return to_yuv420(frames_3THW)
         case MediaFormat.RGB24:
             return to_rgb24(frames_3THW)
+        case MediaFormat.ACTIONS:
+            raise ValueError("a world model makes no actions")
         case _:
             assert_never(output)
 

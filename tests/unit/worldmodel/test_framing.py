@@ -28,6 +28,7 @@ from worldmodel.framing import (
 )
 from worldmodel.messages import (
     AppliedEvent,
+    ArrayPart,
     ChunkMedia,
     Control,
     ControlEvent,
@@ -70,6 +71,16 @@ messages: st.SearchStrategy[Message] = st.one_of(
             ),
             max_size=3,
         ).map(tuple),
+        arrays=st.lists(
+            st.builds(
+                ArrayPart,
+                name=st.text(max_size=20),
+                dtype=st.sampled_from(["<f4", "|u1"]),
+                shape=st.lists(st.integers(0, 999), max_size=4).map(tuple),
+                num_bytes=st.integers(0, 2**40),
+            ),
+            max_size=3,
+        ).map(tuple),
     ),
     st.builds(
         OpenSession,
@@ -77,7 +88,7 @@ messages: st.SearchStrategy[Message] = st.one_of(
         session_id=st.just(SESSION),
         prompt=st.text(max_size=40),
         seed=st.integers(0, 2**53 - 1),
-        image=st.builds(ImageSize, width=st.integers(1, 9999), height=st.integers(1, 9999)),
+        image=st.none() | st.builds(ImageSize, width=st.integers(1, 9999), height=st.integers(1, 9999)),
         outputs=st.lists(st.sampled_from(MediaFormat), max_size=3).map(tuple),
     ),
 )

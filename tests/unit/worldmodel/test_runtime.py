@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NoReturn
 
 import numpy as np
@@ -28,6 +29,7 @@ from tests.support.fake_model import (
 from worldmodel.errors import LoadFailed, OutcomeUnknown, RequestRefused, TickRolledBack
 from worldmodel.fake import FakeAdapter
 from worldmodel.messages import ImageSize, LoadStage, MediaFormat, StartWorker
+from worldmodel.observations import describe_array
 from worldmodel.runtime import Runtime, read_image
 
 SINK_AND_WINDOW_CHUNKS = 3
@@ -292,6 +294,20 @@ def test_an_open_that_fails_leaves_no_session(monkeypatch: pytest.MonkeyPatch) -
 def test_outputs_are_checked(outputs: tuple[MediaFormat, ...]) -> None:
     with pytest.raises(RequestRefused, match="at least one format, each once"):
         load_fake().open(open_session("a", outputs=outputs), image())
+
+
+def test_a_world_model_wants_an_image_makes_no_actions_and_takes_no_observations() -> None:
+    runtime = load_fake()
+    with pytest.raises(RequestRefused, match="this model makes no actions"):
+        runtime.open(open_session("a", outputs=(MediaFormat.ACTIONS,)), image())
+    with pytest.raises(RequestRefused, match="expected a start image"):
+        runtime.open(replace(open_session("a"), image=None), None)
+    runtime.open(open_session("a"), image())
+    arrays = {"joints": np.zeros(7)}
+    request = replace(tick("a", 0), arrays=(describe_array("joints", arrays["joints"]),))
+    with pytest.raises(RequestRefused, match="takes no observations"):
+        runtime.tick(request, arrays)
+    assert runtime.tick(tick("a", 0)).committed.chunk_index == 0
 
 
 def test_an_image_of_the_wrong_length_is_refused() -> None:
