@@ -135,6 +135,8 @@ class SessionActor:
         self.active_at = self.created_at
         self.parked_at: float | None = self.created_at
         self.end_reason: str | None = None
+        self.lost_reason: str | None = None
+        """Why the world is gone, if it went with its worker process and no reset has begun another one."""
         self._recorder = recorder
         self._services = services
         self._encoder = ChunkEncoder(
@@ -449,6 +451,8 @@ class SessionActor:
                 pass
 
     def _enter_failed(self, error: ServerError) -> None:
+        if error.code is ErrorCode.WORKER_UNAVAILABLE:
+            self.lost_reason = error.message
         self._audience.send_error(error)
         dropped = self.session.fail()
         log.warning(
@@ -500,6 +504,7 @@ class SessionActor:
         if image is not None:
             self._image_file = image.file
         self._seat.state_lost = False
+        self.lost_reason = None
         self.session.finish_reset(prompt=prompt, seed=seed)
         if self._recorder is not None:
             self._recorder.reset(run=self.session.run, prompt=prompt, seed=seed, image=image)

@@ -56,6 +56,7 @@ class ErrorCode(StrEnum):
     START_TIMEOUT = "start_timeout"
     BAD_RESUME_TOKEN = "bad_resume_token"
     SESSION_EVICTED = "session_evicted"
+    SESSION_LOST = "session_lost"
     RESUME_GAP = "resume_gap"
     BAD_WATCH_TOKEN = "bad_watch_token"
     # events and reports
@@ -120,6 +121,7 @@ KINDS: dict[ErrorCode, ErrorKind] = {
     ErrorCode.START_TIMEOUT: ErrorKind(408, fatal=True, close_code=CloseCode.POLICY),
     ErrorCode.BAD_RESUME_TOKEN: ErrorKind(404),
     ErrorCode.SESSION_EVICTED: ErrorKind(410),
+    ErrorCode.SESSION_LOST: ErrorKind(410),
     ErrorCode.RESUME_GAP: ErrorKind(409),
     ErrorCode.BAD_WATCH_TOKEN: ErrorKind(404),
     ErrorCode.DUPLICATE: ErrorKind(409),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from server.actor import ActorServices, SessionActor, StartImage
 from server.admission import Admission, Place, PositionFn
 from server.clock import Clock, wait_until
 from server.config import ServerConfig
+from server.endings import EVICTED, LOST, Ending, Endings, lost
 from server.errors import ErrorCode, ServerError, Unavailable, UnknownId, from_worker
 from server.ids import ResumeToken, WatchToken, new_resume_token, new_session_id, new_watch_token
 from server.logs import about
@@ -31,9 +31,6 @@ from server.wire.messages import Pacing, StreamFormat
 from server.worker_client import Worker, WorkerStatus
 from worldmodel.errors import OutcomeUnknown, RequestRefused, WorldModelError
 from worldmodel.messages import CloseSession, ModelInfo, OpenSession, RequestId, SessionId
-
-NUM_REMEMBERED_ENDINGS = 1024
-"""How many ended sessions are remembered, so that closing twice succeeds and an evicted client learns why."""
 
 RESET_RECHECK_S = 1.0
 """A session in mid-reset is not closed for its age; it is looked at again after this time."""
@@ -51,13 +48,6 @@ class NewSession:
     format: StreamFormat
     pacing: Pacing
     first_event_id: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Ending:
-    owner: str | None
-    reason: str
-    resume_token: ResumeToken
 
 
 class SessionTable:
@@ -83,7 +73,7 @@ class SessionTable:
         self._actors: dict[SessionId, SessionActor] = {}
         self._by_token: dict[ResumeToken, SessionActor] = {}
         self._by_watch_token: dict[WatchToken, SessionActor] = {}
-        self._endings: OrderedDict[SessionId, _Ending] = OrderedDict()
+        self._endings = Endings()
         self._num_opening: dict[str | None, int] = {}
         self._admission = Admission(capacity=self._capacity, max_queued=config.session.max_queued)
         self._scheduler = Scheduler(clock)
@@ -178,8 +168,7 @@ class SessionTable:
 
     def has_ended(self, session_id: str, owner: str | None) -> bool:
         """Return whether the owner had such a session and it was closed."""
-        ending = self._endings.get(SessionId(session_id))
-        return ending is not None and ending.owner == owner
+        return self._endings.holds(session_id, owner)
 
     def watchable(self, token: str) -> SessionActor:
         """Find the session that a watch token lets anybody see. Raises `UnknownId`."""
@@ -371,22 +360,20 @@ class SessionTable:
     # ------------------------------------------------------------ resume, parking, ending
 
     def resume(self, token: str, owner: str | None) -> SessionActor:
-        """Find the session of a resume token. Raises `UnknownId`, or `Unavailable` while the server stops."""
+        """Find the session of a resume token. A session whose world died with its worker is ended instead.
+
+        Raises `UnknownId`, or `Unavailable` while the server stops.
+        """
         if self._is_stopping:
             raise _shutting_down()
         actor = self._by_token.get(ResumeToken(token))
-        if actor is not None and actor.owner == owner and actor.session.phase not in (Phase.CLOSING, Phase.CLOSED):
-            return actor
-        for ending in self._endings.values():
-            if ending.resume_token == token and ending.owner == owner and ending.reason == "evicted":
-                raise UnknownId(
-                    ErrorCode.SESSION_EVICTED,
-                    "the session was given up for another client while it had no socket",
-                    field="resume_token",
-                )
-        raise UnknownId(
-            ErrorCode.BAD_RESUME_TOKEN, "there is no session with this resume token, or no longer", field="resume_token"
-        )
+        if actor is not None and actor.owner == owner:
+            if actor.lost_reason is not None and actor.session.phase in (Phase.FAILED, Phase.CLOSING):
+                actor.begin_close(LOST)
+                raise lost(actor.lost_reason)
+            if actor.session.phase not in (Phase.CLOSING, Phase.CLOSED):
+                return actor
+        raise self._endings.refusal(token, owner)
 
     def detach(self, actor: SessionActor, epoch: int) -> None:
         """Park a session whose socket is gone, or close it if sessions are not kept."""
@@ -412,7 +399,7 @@ class SessionTable:
         actor = self._evictable()
         if actor is None:
             return False
-        actor.begin_close("evicted")
+        actor.begin_close(EVICTED)
         return True
 
     def _ended(self, actor: SessionActor) -> None:
@@ -421,11 +408,13 @@ class SessionTable:
         self._actors.pop(actor.session_id, None)
         self._by_token.pop(actor.resume_token, None)
         self._by_watch_token.pop(actor.watch_token, None)
-        self._endings[actor.session_id] = _Ending(
-            owner=actor.owner, reason=actor.end_reason or "closed", resume_token=actor.resume_token
+        ending = Ending(
+            owner=actor.owner,
+            reason=actor.end_reason or "closed",
+            lost_reason=actor.lost_reason,
+            resume_token=actor.resume_token,
         )
-        while len(self._endings) > NUM_REMEMBERED_ENDINGS:
-            self._endings.popitem(last=False)
+        self._endings.remember(actor.session_id, ending)
 
     # ------------------------------------------------------------ time
 

@@ -176,14 +176,17 @@ async def test_a_worker_killed_in_mid_chunk_is_told_at_once_and_replaced(server:
     assert server.worker().pid != worker.pid
     assert server.metric("worldserve_chunks_total") >= ticks
     async with await WorldSocket.open(server.url) as again:
-        await again.resume(started[0]["resume_token"], 0)
-        await again.expect("session.state", state="failed")
-        await again.send("session.reset", prompt="a calm place")
-        await again.expect("session.state", state="active", run=1)
-        assert (await again.media()).header.run == 1
+        await again.send("session.start", protocol=1, resume_token=started[0]["resume_token"], last_chunk_index=0)
+        await again.error(code="session_lost", retryable=False)
+        await again.start(prompt="a calm place")
+        await again.media()
         await close(again)
+    session = f"v1/sessions/{started[1]['session_id']}"
+    assert server.get(session).json()["state"] == "failed"
+    assert server.post(f"{session}/reset").status_code == 200
     async with await WorldSocket.open(server.url) as again:
-        await again.resume(started[1]["resume_token"], 0)
+        assert (await again.resume(started[1]["resume_token"], 0))["run"] == 1
+        assert (await again.media()).header.run == 1
         await close(again)
 
 

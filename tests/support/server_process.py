@@ -56,6 +56,9 @@ class ServerProcess:
     def get(self, path: str) -> httpx.Response:
         return httpx.get(self.url + path, trust_env=False, timeout=10)
 
+    def post(self, path: str) -> httpx.Response:
+        return httpx.post(self.url + path, trust_env=False, timeout=30)
+
     def end_all_sessions(self) -> None:
         """Close every session, parked ones too, and wait until nothing is left of them."""
         for session in self.get("v1/sessions").json()["sessions"]:

@@ -12,6 +12,8 @@ import random
 import pytest
 
 from server.config import SessionSection
+from server.errors import UnknownId
+from server.session import Phase
 from tests.support.contract_client import Ledger, LoopClient, LoopServer, assert_the_books_balance, loop_serving
 from tests.support.contract_worker import ContractWorker
 from tests.support.server_worker import model_info
@@ -193,8 +195,11 @@ def test_parked_sessions_are_evicted_in_the_order_in_which_they_were_left(seed: 
     run_virtual(main())
 
 
+@pytest.mark.parametrize("away_s", [0.0, 1.0, 5.0])
 @pytest.mark.parametrize("is_parked", [False, True])
-def test_after_a_worker_restart_the_world_is_gone_and_says_so(is_parked: bool) -> None:
+def test_a_world_that_died_with_its_worker_is_not_resumed(is_parked: bool, away_s: float) -> None:
+    """Back within the restart (2 s) or after it; the refusal ends the session, and a second try is told the same."""
+
     async def main() -> None:
         worker = ContractWorker()
         async with loop_serving(worker) as server:
@@ -202,19 +207,91 @@ def test_after_a_worker_restart_the_world_is_gone_and_says_so(is_parked: bool) -
             await client.chunks(3)
             if is_parked:
                 await client.leave()
-            worker.dies()
+            worker.dies("the worker was killed by signal 9")
             if not is_parked:
                 assert await client.over() == 1012
+            await asyncio.sleep(away_s)
+            for _ in range(2):
+                again = server.client(client.ledger)
+                again.resume()
+                error = await again.expect("error")
+                assert (error["code"], error["field"]) == ("session_lost", "resume_token")
+                assert (error["retryable"], error["fatal"]) == (False, False)
+                assert "killed by signal 9" in error["message"]
+                assert again.headers == []
+                await assert_no_session_is_left(server)
             await asyncio.sleep(5.0)
+            again.ledger = Ledger()
+            again.start()
+            await again.chunks(1)
+
+    run_virtual(main())
+
+
+def test_a_world_lost_in_the_middle_of_a_reset_is_not_resumed() -> None:
+    async def main() -> None:
+        worker = ContractWorker(request_s=1.0)
+        async with loop_serving(worker) as server:
+            client = await server.started()
+            await client.chunks(1)
+            client.send("session.reset", prompt="again")
+            await client.expect("session.state", state="resetting")
+            await asyncio.sleep(0.5)
+            worker.dies()
+            assert await client.over() == 1012
+            again = server.client(client.ledger)
+            again.resume()
+            assert (await again.expect("error"))["code"] == "session_lost"
+
+    run_virtual(main())
+
+
+def test_a_lost_world_that_was_reset_in_the_meantime_is_resumed() -> None:
+    """A failed session may be reset by its id; what is resumed then is the new run, and nothing of the lost one."""
+
+    async def main() -> None:
+        worker = ContractWorker()
+        async with loop_serving(worker) as server:
+            client = await server.started()
+            await client.chunks(3)
+            worker.dies()
+            assert await client.over() == 1012
+            await asyncio.sleep(5.0)
+            actor = server.table.find(client.ledger.session_id, None)
+            await actor.begin_reset(prompt="a new one", seed=None, image=None)
             again = await come_back(server, client.ledger)
-            await again.expect("session.state", state="failed")
-            again.event()
-            assert (await again.expect("error"))["code"] == "bad_state"
-            assert again.headers == [] or again.headers[-1].run == 0
-            again.send("session.reset", prompt="a new one")
-            await again.expect("session.state", state="active", run=1)
-            await again.until(lambda: again.headers and again.headers[-1].run == 1)
-            first = next(header for header in again.headers if header.run == 1)
-            assert (first.chunk_index, first.epoch) == (0, 2)
+            await again.chunks(3)
+            assert {(header.run, header.epoch) for header in again.headers} == {(1, 2)}
+            assert again.headers[0].chunk_index == 0
+
+    run_virtual(main())
+
+
+def test_a_lost_session_that_nobody_comes_back_to_expires_and_is_still_explained() -> None:
+    async def main() -> None:
+        worker = ContractWorker()
+        async with loop_serving(worker, session=SessionSection(resume_s=RESUME_S)) as server:
+            client = await server.started()
+            worker.dies()
+            await client.over()
+            await asyncio.sleep(RESUME_S + 0.1)
+            await assert_no_session_is_left(server)
+            again = server.client(client.ledger)
+            again.resume()
+            assert (await again.expect("error"))["code"] == "session_lost"
+
+    run_virtual(main())
+
+
+def test_only_the_owner_is_told_that_a_session_was_lost() -> None:
+    async def main() -> None:
+        worker = ContractWorker()
+        async with loop_serving(worker) as server:
+            client = await server.started()
+            worker.dies()
+            await client.over()
+            with pytest.raises(UnknownId, match="there is no session with this resume token"):
+                server.table.resume(client.ledger.resume_token, "somebody else")
+            assert server.table.find(client.ledger.session_id, None).session.phase is Phase.FAILED
 
     run_virtual(main())
