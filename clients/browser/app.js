@@ -15,7 +15,7 @@ import { Player } from './player.js';
 import * as protocol from './protocol.js';
 import * as sheets from './sheets.js';
 import * as stage from './stage.js';
-import { accessToken } from './store.js';
+import { accessToken, loadStart, saveStart } from './store.js';
 import { endTitle, failText, startTitle } from './words.js';
 import { World } from './world.js';
 
@@ -30,7 +30,7 @@ class App {
     const token = accessToken();
     this.api = new ServerApi(token);
     this.isPaused = false;
-    this.lastStart = /** @type {object | null} */ (null);
+    this.lastStart = loadStart();
     this.playerFailures = 0;
     this.failure = /** @type {string | null} */ (null);
     this.player = new Player({
@@ -130,6 +130,7 @@ class App {
 
   /** @param {import('./chooser.js').Choice} choice */
   begin(choice) {
+    this.keepStart(protocol.startMessage(choice));
     if (this.connection.state === 'live') {
       if (this.isPaused) this.togglePause();
       this.world.reset(choice);
@@ -137,9 +138,17 @@ class App {
       return;
     }
     this.forget();
-    this.lastStart = protocol.startMessage(choice);
     sheets.showWaiting('Opening your world', 'The first picture takes a moment.', () => this.leave());
     this.connection.begin(this.lastStart);
+  }
+
+  /**
+   * Note how the world on screen can be started anew, also after a reload.
+   * @param {Record<string, unknown>} start
+   */
+  keepStart(start) {
+    this.lastStart = start;
+    saveStart(start);
   }
 
   /** Whether keys steer at present. */
@@ -227,7 +236,8 @@ class App {
       return;
     }
     const text = error?.message ?? 'The server closed the connection.';
-    this.trouble(hadWorld ? endTitle(code) : startTitle(code), text, hadWorld ? 'Start again' : 'Try again');
+    if (hadWorld) this.keepPrompt();
+    this.trouble(hadWorld ? endTitle(code) : startTitle(code), text, hadWorld ? 'Start it again' : 'Try again');
   }
 
   /**
@@ -307,8 +317,21 @@ class App {
     });
   }
 
-  /** Begin a new run in the session that failed, once there is a model for it. */
+  /** What starts anew goes on under the prompt it had last. */
+  keepPrompt() {
+    if (this.lastStart !== null) this.keepStart({ ...this.lastStart, prompt: this.world.prompt });
+  }
+
+  /** Begin a new run in the session that failed, once there is a model for it; a new session if its process has ended. */
   async restart() {
+    if (this.failure === 'worker_unavailable') {
+      this.failure = null;
+      this.keepPrompt();
+      this.connection.suspend();
+      this.world.letGo();
+      await this.tryAgain();
+      return;
+    }
     if ((await this.untilReady()) === null) return;
     this.failure = null;
     this.world.reset({});

@@ -1,6 +1,7 @@
 'use strict';
 /**
- * What outlives a reload of the page, kept per tab: how to resume the session, and the token of a protected server.
+ * What outlives a reload of the page, kept per tab: how to resume the session or start it anew, and the token of a
+ * protected server.
  *
  * @typedef {object} Bookmark
  * @property {string} token         Resume token.
@@ -11,6 +12,7 @@
  */
 
 const BOOKMARK = 'worldserve.session';
+const START = 'worldserve.start';
 const ACCESS = 'worldserve.token';
 
 /** @returns {Bookmark | null} */
@@ -26,6 +28,17 @@ export function saveBookmark(bookmark) {
 
 export function clearBookmark() {
   sessionStorage.removeItem(BOOKMARK);
+}
+
+/** @returns {Record<string, unknown> | null}  The message that started the last world. */
+export function loadStart() {
+  const text = sessionStorage.getItem(START);
+  return text === null ? null : JSON.parse(text);
+}
+
+/** @param {Record<string, unknown>} start */
+export function saveStart(start) {
+  sessionStorage.setItem(START, JSON.stringify(start));
 }
 
 /**

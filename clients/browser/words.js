@@ -41,6 +41,7 @@ export function failText(code) {
 export function endTitle(code) {
   switch (code) {
     case 'worker_unavailable':
+    case 'session_lost':
       return 'The model has stopped';
     case 'shutting_down':
       return 'The server is shutting down';

@@ -92,6 +92,31 @@ def test_a_lost_link_resumes_behind_the_last_chunk_and_the_picture_goes_on(stand
     assert max(map(abs, gaps)) < 0.001
 
 
+@pytest.mark.parametrize(("at_once", "is_reloaded"), [(True, False), (False, True)])
+def test_a_world_that_died_with_its_worker_starts_again_as_it_was(
+    standin: StandIn, page: WatchedPage, at_once: bool, is_reloaded: bool
+) -> None:
+    """`at_once`: before the resume is tried and refused."""
+    page.page.click(".tile >> nth=2")
+    page.begin()
+    page.page.click("#prompts >> text=the town in night")
+    wait_until(page, lambda: standin.world.prompt == "the town in night")
+    if is_reloaded:
+        page.page.reload()
+        page.wait_for_picture()
+        page.wait("app.world.prompt === 'the town in night'")
+    started = next(start for start in standin.script.starts if "resume_token" not in start)
+    standin.script.die_after_chunk = standin.world.chunk_index + 1
+    title = "This run has stopped" if at_once else "The model has stopped"
+    page.page.wait_for_selector(f"#trouble >> text={title}")
+    num_starts = len(standin.script.starts)
+    page.page.click("#trouble-retry >> text=Start it again")
+    page.wait("app.world.epoch === 0 && app.world.shown?.chunkIndex > 0 && document.body.dataset.view === 'world'")
+    (again,) = [start for start in standin.script.starts[num_starts:] if "resume_token" not in start]
+    assert again["image"] == started["image"]
+    assert again["prompt"] == "the town in night"
+
+
 def test_a_spoiled_chunk_costs_a_new_epoch_and_no_more(standin: StandIn, page: WatchedPage) -> None:
     standin.script.spoil_chunk = 2
     page.begin()

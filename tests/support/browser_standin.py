@@ -34,6 +34,7 @@ WIDTH, HEIGHT, FPS = 160, 96, 24
 CSP = "default-src 'self'; media-src blob:; img-src 'self' data: blob:"
 MIME_TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".html": "text/html"}
 WORLDS = {"day": "a small town, day", "night": "the town in night", "snow": "a snowy town", "sunset": "sunset scene"}
+NOT_FATAL = {"retryable": False, "fatal": False}
 START_IMAGES = [{"name": n, "prompt": p, "url": f"/v1/start-images/{n}"} for n, p in WORLDS.items()]
 
 
@@ -48,6 +49,7 @@ class Script:
     playback: list[dict[str, Any]] = field(default_factory=list)
     starts: list[dict[str, Any]] = field(default_factory=list)
     drop_after_chunk: int | None = None
+    die_after_chunk: int | None = None
     spoil_chunk: int | None = None
     make_s: float = 0.05
 
@@ -66,6 +68,7 @@ class World:
     held: list[str] = field(default_factory=list)
     queued: list[dict[str, Any]] = field(default_factory=list)
     paused: bool = False
+    is_lost: bool = False
     retained: list[tuple[int, EncodedChunk]] = field(default_factory=list)
 
 
@@ -147,6 +150,11 @@ class StandIn:
             return
         if self.script.queue_position is not None:
             await websocket.send_json({"type": "session.queued", "position": self.script.queue_position, "queued": 5})
+            await websocket.receive_text()
+            return
+        if "resume_token" in start and self.world.is_lost:
+            text = "this session's world is gone: the worker was killed; start a new session"
+            await websocket.send_json({"type": "error", "code": "session_lost", "message": text, **NOT_FATAL})
             await websocket.receive_text()
             return
         if "resume_token" not in start:
@@ -240,6 +248,18 @@ class StandIn:
                 self.script.drop_after_chunk = None
                 await websocket.close(1011)
                 return
+            if self.script.die_after_chunk == chunk_index:
+                self.script.die_after_chunk = None
+                await self._die(websocket, world)
+                return
+
+    async def _die(self, websocket: WebSocket, world: World) -> None:
+        """Do what the server does when its worker is killed."""
+        world.is_lost = True
+        error = {"code": "worker_unavailable", "message": "the worker was killed", "retryable": True, "fatal": True}
+        await websocket.send_json({"type": "error", **error})
+        await websocket.send_json(self._state(world, "failed", "worker_unavailable"))
+        await websocket.close(1012)
 
 
 def _picture(name: str) -> Any:

@@ -439,12 +439,34 @@ async def test_ends_that_cannot_be_resumed_raise_session_lost(
             await world.hold("w")
 
 
-async def test_a_refused_resume_raises_session_lost(server: StandinServer, connect: Any) -> None:
-    server.behaviour.refuse_resume = ErrorMessage(code="resume_gap", message="chunk 3 is gone")
+@pytest.mark.parametrize(
+    ("code", "message"), [("resume_gap", "chunk 3 is gone"), ("session_lost", "the world is gone")]
+)
+async def test_a_refused_resume_raises_session_lost(
+    server: StandinServer, connect: Any, code: str, message: str
+) -> None:
+    server.behaviour.refuse_resume = ErrorMessage(code=code, message=message)
     server.behaviour.cut_before_chunks = {3}
     async with connect() as world:
-        with pytest.raises(SessionLost, match="resume_gap: chunk 3 is gone"):
+        with pytest.raises(SessionLost, match=f"{code}: {message}"):
             await take(world, 5)
+
+
+async def test_a_dead_worker_ends_the_session_without_a_resume_and_says_why(
+    server: StandinServer, connect: Any
+) -> None:
+    server.behaviour.max_chunks = 2
+    async with connect() as world:
+        await take(world, 2)
+        await server.fail("worker_unavailable")
+        await server.say(ErrorMessage(code="worker_unavailable", message="the worker was killed", fatal=True))
+        await server.cut(1012)
+        with pytest.raises(SessionFailed):
+            await take(world, 1)
+        with pytest.raises(SessionLost, match="the session is over: the worker was killed") as caught:
+            await take(world, 1)
+        assert caught.value.close_code == 1012
+    assert [message for message in server.sent("session.start") if "resume_token" in message] == []
 
 
 async def test_a_failed_session_raises_after_its_chunks_and_can_be_reset(server: StandinServer, connect: Any) -> None:
