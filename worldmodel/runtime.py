@@ -6,9 +6,7 @@ that a failed tick leaves the session where it was; that this is so is checked a
 
 from __future__ import annotations
 
-import importlib.metadata
 import logging
-import platform
 import time
 from dataclasses import dataclass
 from typing import Any, cast
@@ -20,6 +18,7 @@ import torch
 from kvcache.cache import KVCache
 from kvcache.errors import CapacityExceeded, IntegrityError, KVCacheError, WindowFull
 from kvcache.transaction import ChunkState, ChunkTransaction
+from worldmodel import device_info
 from worldmodel.adapter import (
     NO_ARRAYS,
     Arrays,
@@ -176,7 +175,7 @@ class Runtime:
             noise_layout=spec.noise_layout,
             sampler=spec.sampler,
             robot=spec.robot,
-            versions={"python": platform.python_version(), "torch": importlib.metadata.version("torch")},
+            versions=device_info.versions(self._device),
         )
 
     def memory(self) -> MemoryStats:
