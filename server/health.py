@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+import sys
 from importlib.metadata import PackageNotFoundError, version
 
 from server.context import ServerContext
@@ -137,4 +139,14 @@ def _capacity(context: ServerContext, info: ModelInfo | None) -> CapacityView | 
 def _memory(memory: MemoryStats | None) -> MemoryView | None:
     if memory is None:
         return None
-    return MemoryView(worker_rss_bytes=memory.rss_bytes, device_bytes=memory.device_bytes)
+    return MemoryView(
+        worker_rss_bytes=memory.rss_bytes,
+        device_bytes=memory.device_bytes,
+        server_peak_rss_bytes=_peak_rss_bytes(),
+    )
+
+
+def _peak_rss_bytes() -> int:
+    """Return the most memory this process has had resident. `ru_maxrss` is in kB, on macOS in bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -120,8 +120,11 @@ class CapacityView(WireModel):
 
 
 class MemoryView(WireModel):
+    """Host memory of the worker now and of the server at its most; `device_bytes` is what the worker reserved."""
+
     worker_rss_bytes: int
     device_bytes: int
+    server_peak_rss_bytes: int
 
 
 class ServerInfo(WireModel):
