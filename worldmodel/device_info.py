@@ -16,7 +16,7 @@ _CPU_FILE = Path("/proc/cpuinfo")
 
 
 def versions(device: torch.device) -> dict[str, str]:
-    """Return versions of python, torch and kernel packages, and `device_name`; of a CUDA device also cuda and driver."""
+    """Return versions of python, torch and kernel packages, and `device_name`; of CUDA devices also cuda and driver."""
     found = {"python": platform.python_version(), "torch": importlib.metadata.version("torch")}
     for package in KERNEL_PACKAGES:
         try:
