@@ -25,6 +25,7 @@ TEST_VARIABLES = frozenset({"WORLDSERVE_GOLDEN_DIR"})
 """Variables with our prefix that belong to the test suite, not to the configuration."""
 
 PACKAGE_SCHEME = "package:"
+RANDOM_SCHEME = "random:"
 
 
 class ConfigError(Exception):
@@ -273,7 +274,12 @@ DEMO_OPTIONS = ("reference_intrinsics", "camera_scale")
 
 
 def resolve_checkpoint(checkpoint: str) -> Path:
-    """Return the folder of a checkpoint; "package:worldmodel/data/x" is found beside the installed package."""
+    """Return the folder of a checkpoint; "package:worldmodel/data/x" is found beside the installed package.
+
+    "random:NAME", a model with random weights, has no folder and stays as it is.
+    """
+    if checkpoint.startswith(RANDOM_SCHEME):
+        return Path(checkpoint)
     if not checkpoint.startswith(PACKAGE_SCHEME):
         return Path(checkpoint).expanduser().resolve()
     package, _, rest = checkpoint.removeprefix(PACKAGE_SCHEME).partition("/")

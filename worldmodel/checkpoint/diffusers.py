@@ -36,6 +36,10 @@ class ComponentReader:
     library: str
     class_name: str
 
+    @property
+    def subject(self) -> str:
+        return str(self.folder)
+
     @cached_property
     def config(self) -> dict[str, Any]:
         """The component's JSON config. Raises `CheckpointError` if there is none."""
@@ -77,18 +81,7 @@ class ComponentReader:
         device: torch.device | str = "cpu",
         progress: Progress | None = None,
     ) -> None:
-        """Fill a module with this component's tensors.
-
-        Args:
-            module: Its parameters and persistent buffers are replaced, so it may be on the meta device. Names that
-                share one parameter need one stored tensor. Other buffers move to `device` and keep their type.
-            dtype: Type of the floating tensors, or a function from a tensor's name to its type.
-            device: Where the tensors go.
-            progress: Called with the fraction of bytes read and a short text.
-
-        Raises:
-            CheckpointError: naming every missing, extra, misshaped and wrongly typed tensor; the module is untouched.
-        """
+        """Fill a module as `Component.load_into` says."""
         load_tensors(self.tensors, module, str(self.folder), dtype=dtype, device=device, progress=progress)
 
 
@@ -99,6 +92,10 @@ class Checkpoint:
         self.path = path
         self.index = index
         self.components = components
+
+    @property
+    def name(self) -> str:
+        return str(self.path)
 
     def component(self, name: str) -> ComponentReader:
         """Return a component's reader. Raises `CheckpointError` naming the ones that exist."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -47,26 +48,44 @@ def load_tensors(
     progress: Progress | None,
 ) -> None:
     """Do what `ComponentReader.load_into` says; `subject` opens the error text."""
-    wanted = _names_by_tensor(module)
+    wanted = names_by_tensor(module)
     plan = _plan(stored, wanted, subject)
-    _check_other_buffers(module, wanted)
+    check_other_buffers(module, wanted)
 
     def chosen(info: TensorInfo) -> torch.dtype | None:
         if info.dtype not in _FLOATING:
             return None
         return dtype if isinstance(dtype, torch.dtype) else dtype(info.name)
 
-    total_bytes = max(1, sum(info.num_bytes for info in plan))
-    read_bytes = 0
-    for info, tensor in _read_all(list(plan), chosen, device):
-        _replace(module, plan[info], tensor)
-        read_bytes += info.num_bytes
+    read = ((plan[info], tensor, info.num_bytes) for info, tensor in _read_all(list(plan), chosen, device))
+    total_bytes = sum(info.num_bytes for info in plan)
+    fill_module(module, read, device=device, total_bytes=total_bytes, progress=progress)
+
+
+def fill_module(
+    module: nn.Module,
+    tensors: Iterable[tuple[list[str], Tensor, int]],
+    *,
+    device: torch.device | str,
+    total_bytes: int,
+    progress: Progress | None,
+) -> None:
+    """Put tensors into a module as they come, each under all its names, and move its other buffers to `device`.
+
+    Every tensor comes with the number of bytes by which it advances `progress` towards `total_bytes`.
+    """
+    done_bytes, started_s = 0, time.monotonic()
+    for names, tensor, num_bytes in tensors:
+        _replace(module, names, tensor)
+        done_bytes += num_bytes
         if progress is not None:
-            progress(read_bytes / total_bytes, f"{read_bytes / 1e6:.1f} of {total_bytes / 1e6:.1f} MB")
+            rate = done_bytes / max(time.monotonic() - started_s, 1e-9)
+            detail = f"{done_bytes / 1e6:.1f} of {total_bytes / 1e6:.1f} MB, {rate / 1e6:.0f} MB/s"
+            progress(done_bytes / max(1, total_bytes), detail)
     _move_other_buffers(module, device)
 
 
-def _names_by_tensor(module: nn.Module) -> list[tuple[Tensor, list[str]]]:
+def names_by_tensor(module: nn.Module) -> list[tuple[Tensor, list[str]]]:
     """List the module's parameters and persistent buffers, each with all names that share it."""
     names: dict[int, list[str]] = defaultdict(list)
     tensors: dict[int, Tensor] = {}
@@ -157,7 +176,8 @@ def _other_buffers(module: nn.Module, persistent: set[str]) -> Iterator[tuple[st
             yield name, buffer
 
 
-def _check_other_buffers(module: nn.Module, wanted: list[tuple[Tensor, list[str]]]) -> None:
+def check_other_buffers(module: nn.Module, wanted: list[tuple[Tensor, list[str]]]) -> None:
+    """Refuse a module whose derived buffers hold no values yet. Raises ValueError."""
     persistent = {name for _, names in wanted for name in names}
     stuck = [name for name, buffer in _other_buffers(module, persistent) if buffer.is_meta]
     if stuck:

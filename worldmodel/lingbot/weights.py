@@ -5,17 +5,27 @@ Whatever does not fit stops the start with the name of the setting; nothing is g
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from worldmodel.adapter import ProgressFn
-from worldmodel.checkpoint.diffusers import Checkpoint, ComponentReader, open_checkpoint
+from worldmodel.checkpoint.component import Checkpoint, Component
+from worldmodel.checkpoint.diffusers import open_checkpoint
 from worldmodel.checkpoint.loading import Progress
+from worldmodel.checkpoint.random_checkpoint import RandomCheckpoint, RandomComponent, is_random, parse_random
 from worldmodel.errors import LoadFailed
 from worldmodel.lingbot.camera import PACK
 from worldmodel.lingbot.config import LingBotOptions
+from worldmodel.lingbot.published import (
+    RANDOM_GAINS,
+    TEXT_ENCODER_CLASS,
+    TRANSFORMER_CLASS,
+    VAE_CLASS,
+    published_model,
+)
 from worldmodel.lingbot.transformer import LingBotTransformer
 from worldmodel.lingbot.transformer_config import TransformerConfig, read_transformer_config
 from worldmodel.messages import LoadStage
@@ -23,8 +33,7 @@ from worldmodel.wan.precision import PrecisionPlan
 from worldmodel.wan.text_encoder import TextCleaning, TextEncoder, load_text_encoder
 from worldmodel.wan.vae import WanVAE
 
-TRANSFORMER_CLASS = "CausalLingBotWorldTransformer3DModel"
-VAE_CLASS = "AutoencoderKLWan"
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -48,7 +57,7 @@ def load_model(
         LoadFailed: for a checkpoint that is damaged, of another model, or at odds with itself or with `options`.
     """
     progress(LoadStage.CHECKPOINT, 0.0, Path(folder).name)
-    checkpoint = open_checkpoint(folder)
+    checkpoint = open_any(folder)
     config = _transformer_config(checkpoint, options)
     flow_shift = options.flow_shift if options.flow_shift is not None else _flow_shift(checkpoint)
     digest = checkpoint.digest
@@ -78,11 +87,45 @@ def load_model(
     )
 
 
+def open_any(checkpoint: Path | str) -> Checkpoint:
+    """Open a checkpoint folder, or `random:NAME[:SEED]` for weights that are made up. Raises `LoadFailed`."""
+    if not is_random(checkpoint):
+        return open_checkpoint(checkpoint)
+    logger.warning("%s: RANDOM WEIGHTS, for benchmarks only: pictures will mean nothing", checkpoint)
+    return random_checkpoint(*parse_random(checkpoint))
+
+
+def random_checkpoint(name: str, seed: int) -> RandomCheckpoint:
+    """Return a published model with random weights and the byte tokenizer. Raises `LoadFailed` for an unknown name."""
+    try:
+        model = published_model(name)
+    except ValueError as error:
+        raise LoadFailed(f"checkpoint: {error}", field="checkpoint") from error
+    parts = {
+        "transformer": (TRANSFORMER_CLASS, model.transformer),
+        "vae": (VAE_CLASS, model.vae),
+        "text_encoder": (TEXT_ENCODER_CLASS, model.text_encoder),
+        "tokenizer": (model.tokenizer_class, {}),
+        "scheduler": ("UniPCMultistepScheduler", model.scheduler),
+    }
+    components = {
+        part: RandomComponent(
+            subject=f"{name}: {part}",
+            class_name=class_name,
+            config=config,
+            gains=RANDOM_GAINS.get(part, {}),
+            seed=seed,
+        )
+        for part, (class_name, config) in parts.items()
+    }
+    return RandomCheckpoint(name, seed, components)
+
+
 def _at(stage: LoadStage, progress: ProgressFn) -> Progress:
     return lambda fraction, detail: progress(stage, fraction, detail)
 
 
-def _component(checkpoint: Checkpoint, name: str, class_name: str) -> ComponentReader:
+def _component(checkpoint: Checkpoint, name: str, class_name: str) -> Component:
     reader = checkpoint.component(name)
     if reader.class_name != class_name:
         raise LoadFailed(f"{name} must be a {class_name}, the checkpoint has a {reader.class_name}", field=name)

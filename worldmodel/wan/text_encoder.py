@@ -21,11 +21,12 @@ import ftfy
 import torch
 import transformers
 from torch import Tensor
-from transformers import AutoTokenizer, UMT5Config, UMT5EncoderModel
+from transformers import AutoTokenizer, ByT5Tokenizer
 
-from worldmodel.checkpoint.diffusers import Checkpoint, ComponentReader
+from worldmodel.checkpoint.component import Checkpoint, Component
 from worldmodel.checkpoint.errors import CheckpointError
 from worldmodel.checkpoint.loading import Progress
+from worldmodel.wan.umt5 import UMT5Encoder, parse_umt5_config
 
 
 class TextCleaning(StrEnum):
@@ -48,7 +49,7 @@ def clean_text(prompt: str, cleaning: TextCleaning) -> str:
 class TextEncoder:
     """A UMT5 encoder with its tokenizer. Build it with `load_text_encoder`."""
 
-    def __init__(self, model: Any, tokenizer: Any, *, text_len: int, cleaning: TextCleaning) -> None:
+    def __init__(self, model: UMT5Encoder, tokenizer: Any, *, text_len: int, cleaning: TextCleaning) -> None:
         self._model = model
         self._tokenizer = tokenizer
         self._text_len = text_len
@@ -73,9 +74,8 @@ class TextEncoder:
     @torch.no_grad()
     def encode(self, prompt: str) -> Tensor:
         """Return the prompt's rows, float32 [L, D] on the encoder's device, 1 <= L <= `text_len`."""
-        ids_1L = torch.tensor([self.token_ids(prompt)], device=self._model.device)
-        output = self._model(input_ids=ids_1L, attention_mask=torch.ones_like(ids_1L))
-        return output.last_hidden_state[0].float()
+        ids_L = torch.tensor(self.token_ids(prompt), device=self._model.shared.weight.device)
+        return self._model(ids_L).float()
 
 
 def load_text_encoder(
@@ -96,26 +96,31 @@ def load_text_encoder(
         raise ValueError(f"text_len: expected at least 1, got {text_len}")
     model = _load_model(checkpoint.component("text_encoder"), dtype, device, progress)
     tokenizer = _load_tokenizer(checkpoint.component("tokenizer").folder)
-    vocabulary = int(model.config.vocab_size)
+    vocabulary = model.config.vocab_size
     if len(tokenizer) > vocabulary:
-        raise CheckpointError(
-            str(checkpoint.path), f"tokenizer has {len(tokenizer)} tokens, text_encoder only {vocabulary}"
-        )
+        raise CheckpointError(checkpoint.name, f"tokenizer has {len(tokenizer)} tokens, text_encoder only {vocabulary}")
     return TextEncoder(model, tokenizer, text_len=text_len, cleaning=cleaning)
 
 
 def _load_model(
-    reader: ComponentReader, dtype: torch.dtype, device: torch.device | str, progress: Progress | None
-) -> Any:
-    if reader.class_name != "UMT5EncoderModel":
-        raise CheckpointError(str(reader.folder), f"expected class UMT5EncoderModel, found {reader.class_name}")
+    component: Component, dtype: torch.dtype, device: torch.device | str, progress: Progress | None
+) -> UMT5Encoder:
+    if component.class_name != "UMT5EncoderModel":
+        raise CheckpointError(component.subject, f"expected class UMT5EncoderModel, found {component.class_name}")
+    try:
+        config = parse_umt5_config(component.config)
+    except ValueError as error:
+        raise CheckpointError(component.subject, str(error)) from error
     with torch.device("meta"):
-        model = UMT5EncoderModel(UMT5Config.from_dict(reader.config))
-    reader.load_into(model, dtype=dtype, device=device, progress=progress)
-    return model.eval()
+        model = UMT5Encoder(config)
+    component.load_into(model, dtype=dtype, device=device, progress=progress)
+    return model.requires_grad_(False).eval()
 
 
-def _load_tokenizer(folder: Path) -> Any:
+def _load_tokenizer(folder: Path | None) -> Any:
+    """Load the tokenizer of a folder; a component without files has the byte tokenizer, which needs none."""
+    if folder is None:
+        return ByT5Tokenizer()
     with _quiet_tokenizers():
         try:
             return AutoTokenizer.from_pretrained(folder, local_files_only=True)

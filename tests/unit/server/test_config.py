@@ -109,3 +109,7 @@ def test_unknown_package_of_a_checkpoint_is_named():
 def test_tables_cannot_be_set_by_text():
     assert "session.lead_chunks" in settable_keys()
     assert not {"model.options", "model.start_images"} & set(settable_keys())
+
+
+def test_a_random_model_has_no_folder_and_stays_as_it_is():
+    assert str(resolve_checkpoint("random:lingbot-world-v2:3")) == "random:lingbot-world-v2:3"
