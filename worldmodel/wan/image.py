@@ -1,11 +1,9 @@
-"""Start images: from client pixels to what the VAE encodes, and the official choice of a picture size.
+"""Start images: from client pixels to what the VAE encodes.
 
 Shape suffixes: 3 colours (R, G, B), H height, W width.
 """
 
 from __future__ import annotations
-
-import math
 
 import numpy as np
 import numpy.typing as npt
@@ -33,19 +31,3 @@ def resize_unit_image(image_3HW: Tensor, height: int, width: int) -> Tensor:
     """Map an image in [0, 1] to [-1, 1] and resize it as `prepare_image` does."""
     signed_3HW = (image_3HW - 0.5) / 0.5
     return F.interpolate(signed_3HW[None], size=(height, width), mode="bicubic", align_corners=False)[0]
-
-
-def official_size(image_height: int, image_width: int, *, max_area: int = 480 * 832) -> tuple[int, int]:
-    """Choose the (height, width) that keeps an image's aspect ratio within `max_area` pixels, divisible by 16.
-
-    Float64 in the order of LingBot-World v2 official code, wan/image2video.py. The rounding belongs to the rule: an
-    image of 480x832 gives 464x832, because its height evaluates to 479.99999999999994 before the division.
-    """
-    if min(image_height, image_width) < 1:
-        raise ValueError(f"image size: expected at least 1x1, got {image_height}x{image_width}")
-    aspect = image_height / image_width
-    height = 16 * math.floor(math.floor(math.sqrt(max_area * aspect) / 8) / 2)
-    width = 16 * math.floor(math.floor(math.sqrt(max_area / aspect) / 8) / 2)
-    if min(height, width) < 16:
-        raise ValueError(f"image size: {image_height}x{image_width} is too narrow for an area of {max_area} pixels")
-    return height, width

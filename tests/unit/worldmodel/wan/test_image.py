@@ -6,10 +6,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from worldmodel.wan.image import official_size, prepare_image
+from worldmodel.wan.image import prepare_image
 
 
 def image(height: int, width: int, seed: int = 0) -> npt.NDArray[np.uint8]:
@@ -63,33 +61,3 @@ def test_other_arrays_are_refused(wrong: npt.NDArray[np.uint8]) -> None:
 def test_an_empty_image_is_refused() -> None:
     with pytest.raises(ValueError, match=r"got uint8 \[0, 4, 3\]"):
         prepare_image(np.zeros((0, 4, 3), np.uint8), 8, 8)
-
-
-@pytest.mark.parametrize(
-    ("image_size", "expected"),
-    [
-        ((720, 1280), (464, 832)),
-        ((1080, 1920), (464, 832)),
-        ((1000, 1500), (512, 768)),
-        ((480, 832), (464, 832)),  # the rounding trap
-        ((832, 480), (832, 480)),
-        ((512, 512), (624, 624)),
-    ],
-)
-def test_official_size(image_size: tuple[int, int], expected: tuple[int, int]) -> None:
-    assert official_size(*image_size) == expected
-
-
-@given(height=st.integers(16, 5000), width=st.integers(16, 5000))
-def test_official_size_divides_by_16_and_stays_within_the_area(height: int, width: int) -> None:
-    if max(height, width) / min(height, width) > 1500:
-        return
-    chosen = official_size(height, width)
-    assert chosen[0] % 16 == chosen[1] % 16 == 0
-    assert chosen[0] * chosen[1] <= 480 * 832
-
-
-@pytest.mark.parametrize("size", [(0, 5), (1, 100_000)])
-def test_degenerate_sizes_are_refused(size: tuple[int, int]) -> None:
-    with pytest.raises(ValueError, match="image size: "):
-        official_size(*size)
