@@ -16,7 +16,7 @@ import torch
 
 from kvcache.cache import KVCache
 from kvcache.transaction import ChunkTransaction
-from tests.support.lingbot_golden import assert_close, load_json, manifest, tensors
+from tests.support.lingbot_golden import assert_close, load_json, manifest, official_seed, tensors
 from tests.support.lingbot_network import SESSION, open_cache, transformer, transformer_config
 from worldmodel.adapter import SessionOpening
 from worldmodel.lingbot.adapter import LingBotAdapter
@@ -24,7 +24,7 @@ from worldmodel.lingbot.camera import CameraEmbedding, pack, rays
 from worldmodel.lingbot.condition import next_condition, start_condition
 from worldmodel.lingbot.config import OFFICIAL_HEIGHT, OFFICIAL_WIDTH, LingBotOptions, Sampler
 from worldmodel.lingbot.controls import parse_control
-from worldmodel.lingbot.noise import NoiseState
+from worldmodel.lingbot.noise import NoiseState, WholeClipNoise
 from worldmodel.lingbot.pipeline import ChunkSampler
 from worldmodel.lingbot.trajectory import CameraClip, relative_clip, resample, trajectory_control
 from worldmodel.lingbot.transformer import ChunkInputs, LingBotTransformer
@@ -212,6 +212,17 @@ def test_lingbot_end_to_end_frames(generated: Generated, golden: dict[str, torch
     for name in ranges:
         first, last = (int(number) for number in name.removeprefix("video_frames_").split("_"))
         assert_close(generated.frames[:, first : last + 1], golden[name], TOLERANCE, name)
+
+
+def test_lingbot_official_noise_layout_draws_the_stored_noise(golden: dict[str, torch.Tensor]) -> None:
+    num_steps, frames = 4, manifest()["end_to_end"]["chunk"]
+    channels, num_latent_frames, *grid = golden["noise_all"].shape
+    source = WholeClipNoise(device=torch.device("cpu"), num_draws=num_steps, clip_latent_frames=num_latent_frames)
+    state = source.start(official_seed())
+    for index in range(num_latent_frames // frames):
+        draws, state = source.draw(state, (channels, frames, *grid))
+        assert torch.equal(draws[0], golden["noise_all"].split(frames, dim=1)[index])
+        assert torch.equal(torch.stack(draws[1:]), golden["renoise"].split(num_steps - 1)[index])
 
 
 # ---------------------------------------------------------------- through the adapter

@@ -31,7 +31,7 @@ from worldmodel.lingbot.condition import next_condition, start_condition
 from worldmodel.lingbot.config import LingBotOptions, NoiseLayout, Sampler
 from worldmodel.lingbot.media import DeviceMedia, needs_pixels
 from worldmodel.lingbot.memory import num_camera_bases, plan_kv
-from worldmodel.lingbot.noise import NoiseSource, PerChunkNoise
+from worldmodel.lingbot.noise import NoiseSource, PerChunkNoise, WholeClipNoise
 from worldmodel.lingbot.pipeline import ChunkSampler
 from worldmodel.lingbot.prompts import Prompt, PromptEncoder
 from worldmodel.lingbot.recache import CleanHistory, HistoryEncoder, extend_history
@@ -64,7 +64,7 @@ def create_adapter(config: StartWorker, progress: ProgressFn) -> LingBotAdapter:
         raise LoadFailed(str(error), field="precision") from error
     model = load_model(config.checkpoint, options, plan, device, progress)
     table = _sampler_table(options.sampler, model.flow_shift)
-    return LingBotAdapter(model, table, PerChunkNoise(device=device, num_draws=len(table)), options, config)
+    return LingBotAdapter(model, table, _noise_source(options, device, len(table)), options, config)
 
 
 def _device(name: str) -> torch.device:
@@ -82,13 +82,19 @@ def _options(data: bytes) -> LingBotOptions:
         options = LingBotOptions.from_json(data)
     except RequestRefused as error:
         raise LoadFailed(error.message, code=error.code, field=error.field) from error
-    if options.noise_layout is not NoiseLayout.PER_CHUNK:
+    if options.noise_layout is NoiseLayout.OFFICIAL_WHOLE_CLIP and options.noise_clip_latent_frames is None:
         raise LoadFailed(
-            f"noise_layout {options.noise_layout.value!r} needs the length of the whole clip, which a session has not; "
-            f"use {NoiseLayout.PER_CHUNK.value!r}",
-            field="noise_layout",
+            f"noise_layout {options.noise_layout.value!r} needs the length of the whole clip: "
+            "set noise_clip_latent_frames",
+            field="noise_clip_latent_frames",
         )
     return options
+
+
+def _noise_source(options: LingBotOptions, device: torch.device, num_draws: int) -> NoiseSource:
+    if options.noise_clip_latent_frames is None:
+        return PerChunkNoise(device=device, num_draws=num_draws)
+    return WholeClipNoise(device=device, num_draws=num_draws, clip_latent_frames=options.noise_clip_latent_frames)
 
 
 def _sampler_table(sampler: Sampler, flow_shift: float) -> SamplerTable:
@@ -113,6 +119,7 @@ class LingBotAdapter:
         self._requested_sessions = config.requested_sessions
         self._merge_padding = not options.pad_text_exact
         self._num_frames = model.transformer.config.latent_frames_per_chunk
+        self._noise_clip_latent_frames = options.noise_clip_latent_frames or 0
         plan = model.transformer.plan
         with torch.inference_mode():
             self._sampler = ChunkSampler(model.transformer, table)
@@ -166,6 +173,7 @@ class LingBotAdapter:
             height=self._height,
             requested_sessions=self._requested_sessions,
             recache_on_prompt=self._history is not None,
+            noise_clip_latent_frames=self._noise_clip_latent_frames,
         )
 
     # ------------------------------------------------------------ sessions

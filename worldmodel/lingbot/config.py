@@ -1,8 +1,8 @@
 """The options of LingBot-World v2: which of the published variants to run, and limits. Torch-free.
 
 `parse_options` checks the `[model.options]` table of a configuration file and gives JSON bytes for the worker, which
-reads them back with `LingBotOptions.from_json`. Facts of the checkpoint (layers, heads, window) are not options; the
-three geometry overrides exist because the published command line and the published checkpoint disagree about them.
+reads them back with `LingBotOptions.from_json`. Facts of the checkpoint (layers, heads) are not options;
+`preset` and the four overrides it sets exist because the published command line and the published checkpoint disagree.
 """
 
 from __future__ import annotations
@@ -24,6 +24,11 @@ MAX_TRAJECTORY_POSES = 1024
 """Most poses of one trajectory control: the longest clip the official code can place in its RoPE table."""
 
 MAX_LATENT_FRAMES = 4096
+
+MAX_NOISE_CLIP_LATENT_FRAMES = 1024
+"""Longest clip whose noise is drawn at once: the official code can place no longer one in its RoPE table."""
+
+MAX_PATH_CHARS = 4096
 MAX_PIXELS = 65536.0
 
 _READER = JsonReader(code="bad_options", root="options")
@@ -51,10 +56,54 @@ class CameraScale(StrEnum):
 
 
 class NoiseLayout(StrEnum):
-    """Order of draws from the session's generator. `OFFICIAL` draws the noise of a whole clip before anything else."""
+    """Order of draws from the session's generator. The same seed gives other noise in each.
+
+    PER_CHUNK: for each chunk its first noise, then what re-noises it. OFFICIAL_WHOLE_CLIP: the first noise of all
+    `noise_clip_latent_frames` at once, then for each chunk what re-noises it; chunks beyond the clip are drawn as
+    PER_CHUNK does.
+    """
 
     PER_CHUNK = "per_chunk"
-    OFFICIAL = "official"
+    OFFICIAL_WHOLE_CLIP = "official_whole_clip"
+
+
+class EventTiming(StrEnum):
+    """Where in a chunk an event acts.
+
+    CHUNK_START: at its start, as early as it can be seen; a key pressed and released between two chunks still shows for
+    one latent frame. WITHIN_CHUNK: as far into the chunk as the event came into the time of the chunk before, so that a
+    rhythm is kept, later by up to a chunk.
+    """
+
+    CHUNK_START = "chunk_start"
+    WITHIN_CHUNK = "within_chunk"
+
+
+class Preset(StrEnum):
+    """A published setting of the window and the flow shift.
+
+    CHECKPOINT: the config files of the published checkpoint. COMMAND: the published command line.
+    """
+
+    CHECKPOINT = "checkpoint"
+    COMMAND = "command"
+
+
+PRESETS: dict[Preset, dict[str, float]] = {
+    Preset.CHECKPOINT: {
+        "latent_frames_per_chunk": 3,
+        "sink_latent_frames": 9,
+        "visible_latent_frames": 18,
+        "flow_shift": 5.0,
+    },
+    Preset.COMMAND: {
+        "latent_frames_per_chunk": 4,
+        "sink_latent_frames": 6,
+        "visible_latent_frames": 18,
+        "flow_shift": 10.0,
+    },
+}
+"""What each preset sets (LingBot-World v2 official code: run_fast.sh, generate.py and the checkpoint's configs)."""
 
 
 class TextCleaning(StrEnum):
@@ -85,22 +134,28 @@ class ReferenceIntrinsics:
 class LingBotOptions:
     """Everything about the model that a configuration file may choose.
 
-    `flow_shift`, `sink_latent_frames`, `visible_latent_frames` (sink + window) and `latent_frames_per_chunk`: None
-    takes the checkpoint's value. `camera_scale`: None takes the rule of the control in force, which is `chunk_max`
-    for keys and key scripts, `clip_max` for trajectories and `unit` for motions. `reference_intrinsics`: None means
-    500 px of focal length at the target size and a centred principal point. `pad_text_exact` attends to 512 text rows
-    one by one instead of one weighted padding row; equal, slower, there to check the other. `max_trajectory_poses`
-    bounds a trajectory. `recache_on_prompt`: encode the visible history anew under a new prompt before the chunk that
-    brings it, instead of keeping what the old prompt made of it. That chunk then costs one commit forward more for each
-    chunk in sight (at the published geometry about the work of a whole chunk), and the worker reserves K/V storage of
-    one session more.
+    `preset` gives those of the next four that are not given themselves. `flow_shift`, `sink_latent_frames`,
+    `visible_latent_frames` (sink + window) and `latent_frames_per_chunk`: None takes the checkpoint's value.
+    `noise_clip_latent_frames` is the length of the clip for the layout that needs one. `camera_scale`: None takes the
+    rule of the control in force, which is `chunk_max` for keys and key scripts, `clip_max` for trajectories and camera
+    folders, and `unit` for motions. `reference_intrinsics`: None means 500 px of focal length at the target size and a
+    centred principal point. `pad_text_exact` attends to 512 text rows one by one instead of one weighted padding row;
+    equal, slower, there to check the other. `max_trajectory_poses` bounds a trajectory. `camera_root` is the folder
+    below which clients may name camera folders, None for none. `recache_on_prompt`: encode the visible history anew
+    under a new prompt before the chunk that brings it, instead of keeping what the old prompt made of it. That chunk
+    then costs one commit forward more for each chunk in sight (at the published geometry about the work of a whole
+    chunk), and the worker reserves K/V storage of one session more.
     """
 
+    preset: Preset | None = None
     sampler: Sampler = Sampler.NOMINAL
     flow_shift: float | None = None
     camera_scale: CameraScale | None = None
     reference_intrinsics: ReferenceIntrinsics | None = None
+    event_timing: EventTiming = EventTiming.CHUNK_START
+    camera_root: str | None = None
     noise_layout: NoiseLayout = NoiseLayout.PER_CHUNK
+    noise_clip_latent_frames: int | None = None
     sink_latent_frames: int | None = None
     visible_latent_frames: int | None = None
     latent_frames_per_chunk: int | None = None
@@ -139,21 +194,29 @@ def parse_options(options: dict[str, object]) -> bytes:
 def _read_options(value: object) -> LingBotOptions:
     options = _READER.read_object(value, "", known=tuple(LingBotOptions.__dataclass_fields__))
     defaults = LingBotOptions()
+    preset = options.get("preset")
+    if preset is not None:
+        preset = Preset(_READER.read_choice(preset, "preset", [str(choice) for choice in Preset]))
+        options = options | {key: value for key, value in PRESETS[preset].items() if options.get(key) is None}
 
     def word(key: str, default: str, choices: type[StrEnum]) -> str:
         return _READER.read_choice(options.get(key, default), key, [str(choice) for choice in choices])
 
-    def frames(key: str, minimum: int) -> int | None:
+    def frames(key: str, minimum: int, maximum: int = MAX_LATENT_FRAMES) -> int | None:
         given = options.get(key)
-        return None if given is None else _READER.read_integer(given, key, minimum=minimum, maximum=MAX_LATENT_FRAMES)
+        return None if given is None else _READER.read_integer(given, key, minimum=minimum, maximum=maximum)
 
-    scale, shift = options.get("camera_scale"), options.get("flow_shift")
+    scale, shift, root = options.get("camera_scale"), options.get("flow_shift"), options.get("camera_root")
     result = LingBotOptions(
+        preset=preset,
         sampler=Sampler(word("sampler", defaults.sampler, Sampler)),
         flow_shift=None if shift is None else _READER.read_number(shift, "flow_shift", minimum=0.01, maximum=100.0),
         camera_scale=None if scale is None else CameraScale(word("camera_scale", "", CameraScale)),
         reference_intrinsics=_read_intrinsics(options.get("reference_intrinsics")),
+        event_timing=EventTiming(word("event_timing", defaults.event_timing, EventTiming)),
+        camera_root=None if root is None else _read_path(root, "camera_root"),
         noise_layout=NoiseLayout(word("noise_layout", defaults.noise_layout, NoiseLayout)),
+        noise_clip_latent_frames=frames("noise_clip_latent_frames", 1, MAX_NOISE_CLIP_LATENT_FRAMES),
         sink_latent_frames=frames("sink_latent_frames", 0),
         visible_latent_frames=frames("visible_latent_frames", 1),
         latent_frames_per_chunk=frames("latent_frames_per_chunk", 1),
@@ -170,7 +233,14 @@ def _read_options(value: object) -> LingBotOptions:
         ),
     )
     _check_geometry(result)
+    _check_noise(result)
     return result
+
+
+def _read_path(value: object, path: str) -> str:
+    if not isinstance(value, str) or not value.startswith("/") or len(value) > MAX_PATH_CHARS or "\0" in value:
+        raise _READER.expected(path, "an absolute path", value)
+    return value
 
 
 def _check_geometry(options: LingBotOptions) -> None:
@@ -180,6 +250,13 @@ def _check_geometry(options: LingBotOptions) -> None:
     if visible is not None and visible < needed:
         raise _READER.refusal(
             "visible_latent_frames", f"expected at least {needed} (sink + one chunk in flight), got {visible}"
+        )
+
+
+def _check_noise(options: LingBotOptions) -> None:
+    if options.noise_layout is NoiseLayout.PER_CHUNK and options.noise_clip_latent_frames is not None:
+        raise _READER.refusal(
+            "noise_clip_latent_frames", f"expected together with noise_layout {NoiseLayout.OFFICIAL_WHOLE_CLIP.value!r}"
         )
 
 

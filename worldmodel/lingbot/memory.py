@@ -41,6 +41,7 @@ def plan_kv(
     height: int,
     requested_sessions: int = 1,
     recache_on_prompt: bool = False,
+    noise_clip_latent_frames: int = 0,
 ) -> KVSpec:
     """Return the K/V geometry at one picture size, with the bytes of a session and of the worker.
 
@@ -56,6 +57,7 @@ def plan_kv(
         worker_owned_bytes=_worker_bytes(config, vae, plan, width=width, height=height),
     )
     owned_bytes = _session_bytes(config, vae, plan, width=width, height=height)
+    owned_bytes += noise_clip_latent_frames * config.out_channels * latent_height * latent_width * FLOAT32_BYTES
     if recache_on_prompt:
         frame_bytes = (config.in_channels * latent_height * latent_width) * FLOAT32_BYTES
         owned_bytes += (spec.session_latent_frames + config.latent_frames_per_chunk) * frame_bytes

@@ -363,7 +363,7 @@ def test_overrides_reach_the_window_and_the_sampler() -> None:
         ({"height": 0}, "height", "multiple of 16.*0"),
         ({"device": "gpu"}, "device", "gpu"),
         ({"precision": "fp64"}, "precision", "fp64.*fp32, bf16, official"),
-        ({"model_options": b'{"noise_layout": "official"}'}, "noise_layout", "whole clip"),
+        ({"model_options": b'{"noise_layout": "official_whole_clip"}'}, "noise_clip_latent_frames", "whole clip"),
         ({"model_options": b'{"sampler": "fast"}'}, "sampler", "fast"),
         ({"model_options": b'{"sink_latent_frames": 17}'}, "visible_latent_frames", "window"),
         ({"checkpoint": "no/such/folder"}, None, "no/such/folder"),

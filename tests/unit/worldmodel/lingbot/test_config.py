@@ -9,8 +9,10 @@ import pytest
 from worldmodel.errors import RequestRefused
 from worldmodel.lingbot.config import (
     CameraScale,
+    EventTiming,
     LingBotOptions,
     NoiseLayout,
+    Preset,
     ReferenceIntrinsics,
     Sampler,
     parse_options,
@@ -26,11 +28,15 @@ def test_empty_table_gives_the_defaults() -> None:
 
 def test_every_option_survives_the_round_trip() -> None:
     table: dict[str, object] = {
+        "preset": "command",
         "sampler": "official",
         "flow_shift": 10,
         "camera_scale": "chunk_max",
         "reference_intrinsics": INTRINSICS,
-        "noise_layout": "official",
+        "event_timing": "within_chunk",
+        "camera_root": "/srv/cameras",
+        "noise_layout": "official_whole_clip",
+        "noise_clip_latent_frames": 21,
         "sink_latent_frames": 6,
         "visible_latent_frames": 18,
         "latent_frames_per_chunk": 4,
@@ -46,10 +52,28 @@ def test_every_option_survives_the_round_trip() -> None:
     assert options.flow_shift == 10.0
     assert options.camera_scale is CameraScale.CHUNK_MAX
     assert options.recache_on_prompt
-    assert options.noise_layout is NoiseLayout.OFFICIAL
+    assert options.noise_layout is NoiseLayout.OFFICIAL_WHOLE_CLIP
+    assert options.event_timing is EventTiming.WITHIN_CHUNK
+    assert (options.preset, options.noise_clip_latent_frames) == (Preset.COMMAND, 21)
     assert options.reference_intrinsics == ReferenceIntrinsics(width=832, height=480, fx=500, fy=500, cx=416, cy=240)
     assert (options.sink_latent_frames, options.visible_latent_frames, options.latent_frames_per_chunk) == (6, 18, 4)
     assert parse_options(json.loads(data)) == data
+
+
+@pytest.mark.parametrize(
+    ("preset", "chunk", "sink", "visible", "shift"), [("checkpoint", 3, 9, 18, 5.0), ("command", 4, 6, 18, 10.0)]
+)
+def test_presets_are_the_published_settings(preset: str, chunk: int, sink: int, visible: int, shift: float) -> None:
+    data = parse_options({"preset": preset})
+    options = LingBotOptions.from_json(data)
+    frames = (options.latent_frames_per_chunk, options.sink_latent_frames, options.visible_latent_frames)
+    assert (*frames, options.flow_shift) == (chunk, sink, visible, shift)
+    assert parse_options(json.loads(data)) == data
+
+
+def test_an_override_wins_over_the_preset() -> None:
+    options = LingBotOptions.from_json(parse_options({"preset": "command", "sink_latent_frames": 3, "flow_shift": 5}))
+    assert (options.sink_latent_frames, options.flow_shift, options.latent_frames_per_chunk) == (3, 5.0, 4)
 
 
 @pytest.mark.parametrize(
@@ -70,6 +94,12 @@ def test_every_option_survives_the_round_trip() -> None:
         ({"reference_intrinsics": {"width": 832}}, "reference_intrinsics.height", "missing"),
         ({"reference_intrinsics": INTRINSICS | {"fx": 0}}, "reference_intrinsics.fx", "got 0"),
         ({"reference_intrinsics": INTRINSICS | {"f": 1}}, "reference_intrinsics.f", "unknown key"),
+        ({"preset": "offical"}, "preset", "one of checkpoint, command"),
+        ({"preset": "checkpoint", "visible_latent_frames": 11}, "visible_latent_frames", "at least 12"),
+        ({"noise_layout": "official"}, "noise_layout", "per_chunk, official_whole_clip"),
+        ({"noise_clip_latent_frames": 21}, "noise_clip_latent_frames", "together with noise_layout"),
+        ({"event_timing": "late"}, "event_timing", "chunk_start"),
+        ({"camera_root": "cameras"}, "camera_root", "an absolute path"),
         ({"sink_latent_frames": 9, "visible_latent_frames": 9}, "visible_latent_frames", "at least 10"),
     ],
 )

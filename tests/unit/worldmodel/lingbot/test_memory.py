@@ -12,6 +12,7 @@ from kvcache.spec import KVSpec
 from tests.support.fake_model import image, keys, open_session, tick
 from tests.support.lingbot_tiny import cache_of, tiny_adapter
 from worldmodel.lingbot.camera import CameraBasis
+from worldmodel.lingbot.config import NoiseLayout
 from worldmodel.lingbot.memory import MAX_BASES, num_camera_bases, plan_kv
 from worldmodel.lingbot.transformer import CameraModulation, Layer
 from worldmodel.lingbot.transformer_config import read_transformer_config
@@ -150,6 +151,14 @@ def test_the_adapter_declares_what_its_parts_hold(monkeypatch: pytest.MonkeyPatc
     state = runtime._sessions[SessionId("a")].state
     caches = state.decoder_cache.num_bytes + state.condition.num_bytes
     assert adapter.kv_spec().model_owned_bytes >= 2 * caches
+
+
+def test_the_noise_of_a_whole_clip_is_counted_for_each_session() -> None:
+    plain, with_clip = (
+        tiny_adapter().kv_spec(),
+        tiny_adapter(noise_layout=NoiseLayout.OFFICIAL_WHOLE_CLIP, noise_clip_latent_frames=21).kv_spec(),
+    )
+    assert with_clip.model_owned_bytes - plain.model_owned_bytes == 21 * 16 * 4 * 6 * 4
 
 
 def test_the_official_plan_keeps_no_camera_basis() -> None:
