@@ -88,6 +88,7 @@ class Ledger:
 
     session_id: str = ""
     resume_token: str = ""
+    watch_token: str = ""
     epoch: int = 0
     run: int = 0
     last_chunk_index: int = -1
@@ -98,6 +99,7 @@ class Ledger:
     wait_ms: dict[int, float] = field(default_factory=dict)
     gaps: int = 0
     ended: str | None = None
+    state: str = ""
 
     @property
     def open_events(self) -> set[int]:
@@ -247,11 +249,13 @@ class LoopClient:
                 assert message["epoch"] > ledger.epoch, "epochs only rise"
                 assert ledger.session_id in ("", message["session_id"])
                 ledger.session_id, ledger.resume_token = message["session_id"], message["resume_token"]
+                ledger.watch_token = message["watch_token"]
                 ledger.epoch = self._epoch = message["epoch"]
                 if message["run"] != ledger.run:
                     ledger.run, ledger.last_chunk_index = message["run"], -1
             case "session.state":
                 assert message["epoch"] == self._epoch, "a state of another epoch"
+                ledger.state = message["state"]
                 if message["run"] != ledger.run:
                     assert message["run"] == ledger.run + 1, "runs are counted one by one"
                     ledger.run, ledger.last_chunk_index = message["run"], -1
