@@ -2,7 +2,10 @@
 
 With `lead_chunks` = 1, and chunk 3 the last whose first frame was shown:
 
-    shown ... 3 |  4 playing next  |  5 may start  |  6 waits
+    shown ... 3 |  4 playing next  |  5 may start once 4 was sent  |  6 waits
+
+A chunk takes up the events that are there when it starts. Because 5 waits until 4 was sent, whoever has not received 4
+is heard by 5 at the latest: of the chunks that arrive after a key was pressed, the second one shows it.
 """
 
 from __future__ import annotations
@@ -16,9 +19,12 @@ from server.wire.messages import Pacing
 class PacingGate:
     """Decide when chunk k of a run may start.
 
-    All modes: k <= sent + 1 + lead_chunks, so a socket that doesn't drain stops its own ticks. Mode `playback` and
-    `clock`: also k <= shown + 1 + lead_chunks, with `shown` reported by the client or by a virtual viewer who plays at
-    media rate and waits for chunks that come late.
+    `free`: k <= sent + 1 + lead_chunks, so a socket that doesn't drain stops its own ticks.
+    `playback` and `clock`: k <= shown + 1 + lead_chunks, with `shown` reported by the client or by a virtual viewer who
+    plays at media rate and waits for chunks that come late, and k <= sent + max(1, lead_chunks).
+
+    An event thus acts at most max(2, lead_chunks + 1) chunks after the last one sent. Longer leads let a chunk start
+    while the one before is still encoded, which is worth a few per cent to a model slower than its media.
     """
 
     def __init__(self, *, mode: Pacing, lead_chunks: int, fps: int) -> None:
@@ -43,7 +49,8 @@ class PacingGate:
     def opens_at(self, chunk_index: int, now: float) -> float | None:
         """Return when the chunk may start: `now` or earlier if it may, None if that depends on the client."""
         needed = chunk_index - 1 - self._lead_chunks
-        if needed > self._sent:
+        needed_sent = needed if self.mode is Pacing.FREE else chunk_index - max(1, self._lead_chunks)
+        if needed_sent > self._sent:
             return None
         match self.mode:
             case Pacing.FREE:

@@ -166,7 +166,8 @@ class SessionContract(RuleBasedStateMachine):
             and self.in_flight is None
             and self.connected
             and not self.paused
-            and needed <= min(self.sent, self.shown)
+            and needed <= self.shown
+            and self.next_index - max(1, LEAD_CHUNKS) <= self.sent
         )
         tick = self.session.begin_tick(self.now)
         assert (tick is not None) == allowed

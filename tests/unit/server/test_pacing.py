@@ -41,6 +41,25 @@ def test_playback_goes_on_with_every_chunk_shown() -> None:
     assert it.opens_at(4, 2.0) == 2.0, "an older report takes nothing back"
 
 
+@pytest.mark.parametrize(("lead_chunks", "num_unsent"), [(0, 0), (1, 0), (2, 1), (3, 2)])
+@pytest.mark.parametrize("mode", [Pacing.PLAYBACK, Pacing.CLOCK])
+def test_a_chunk_waits_until_those_before_it_were_sent(mode: Pacing, lead_chunks: int, num_unsent: int) -> None:
+    it = gate(mode, lead_chunks)
+    for chunk_index in range(10):
+        deliver(it, chunk_index)
+    it.chunk_shown(9, 0.0, 100.0)
+    for chunk_index in range(10, 10 + num_unsent):
+        assert it.opens_at(chunk_index, 100.0) == 100.0
+        it.chunk_ready(chunk_index, 12, 100.0)
+    last = 10 + num_unsent
+    assert it.opens_at(last, 100.0) == 100.0
+    it.chunk_ready(last, 12, 100.0)
+    assert it.opens_at(last + 1, 100.0) is None
+    it.chunk_sent(10)
+    it.chunk_shown(10, 0.0, 200.0)
+    assert it.opens_at(last + 1, 200.0) == 200.0
+
+
 def test_free_stops_only_for_chunks_that_the_socket_has_not_taken() -> None:
     it = gate(Pacing.FREE)
     it.chunk_ready(0, 12, 0.0)
@@ -61,6 +80,7 @@ def test_clock_follows_a_viewer_at_media_rate() -> None:
     deliver(it, 2, now=10.2)
     assert it.opens_at(3, 10.2) == 11.0
     assert it.opens_at(3, 11.5) == 11.5
+    deliver(it, 3, now=11.5)
     assert it.opens_at(4, 11.5) == 12.0
 
 
@@ -81,7 +101,8 @@ def test_clock_viewer_is_not_moved_by_reports() -> None:
         deliver(it, chunk_index, now=0.1 * chunk_index)
     it.chunk_shown(2, 0.0, now=0.3)
     assert it.opens_at(3, 0.3) == 1.0
-    assert it.opens_at(4, 0.3) == 2.0
+    deliver(it, 3, now=0.4)
+    assert it.opens_at(4, 0.4) == 2.0
 
 
 @pytest.mark.parametrize("mode", [Pacing.PLAYBACK, Pacing.CLOCK])
@@ -123,5 +144,5 @@ def test_a_new_run_starts_from_nothing(mode: Pacing) -> None:
         deliver(it, chunk_index, now=0.0)
     it.restart()
     assert (it.shown, it.sent) == (-1, -1)
-    assert it.opens_at(1, 50.0) == 50.0
+    assert it.opens_at(0, 50.0) == 50.0
     assert it.opens_at(2, 50.0) is None

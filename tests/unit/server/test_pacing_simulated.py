@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import random
 
 import pytest
 
 from server.config import SessionSection
+from server.wire.binary import unpack_chunk
 from tests.support.contract_client import LoopClient, LoopServer, loop_serving
 from tests.support.contract_worker import ContractWorker
 from tests.support.virtual_time import now, run_virtual
@@ -95,3 +97,51 @@ def test_a_reader_at_a_fifth_of_the_speed_leaves_the_others_alone(pacing: str, r
             assert [header.chunk_index for header in slow.headers] == list(range(len(slow.headers)))
 
     run_virtual(main())
+
+
+LATENCY_S = 0.04
+"""Time that the pixels of a chunk take from its commit to the socket. Long, so that many events fall into it."""
+
+
+@pytest.mark.parametrize("lead_chunks", [0, 1, 3])
+@pytest.mark.parametrize("tick_s", [TICK_S, 0.93 * CHUNK_S, 1.3 * CHUNK_S])
+@pytest.mark.parametrize("pacing", ["playback", "clock"])
+def test_an_event_acts_in_the_second_chunk_that_comes_after_it(pacing: str, tick_s: float, lead_chunks: int) -> None:
+    """Whatever the moment: while a tick runs, while its pixels are on their way, while the server waits."""
+    rng = random.Random(f"{pacing} {tick_s} {lead_chunks}")
+
+    async def main() -> list[int]:
+        worker = ContractWorker(tick_s=tick_s, media_s=LATENCY_S)
+        async with loop_serving(worker, session=SessionSection(lead_chunks=lead_chunks)) as server:
+            client = await server.started(pacing=pacing, speed=1.0)
+            last_received: dict[int, int] = {}
+            arrived = -1
+
+            async def steer() -> None:
+                while True:
+                    await asyncio.sleep(rng.choice([0.1, 0.5, 1.0]) * rng.random() * CHUNK_S)
+                    last_received[client.event()] = arrived
+
+            put = client.socket.send_bytes
+
+            async def receive(data: bytes) -> None:
+                nonlocal arrived
+                await put(data)
+                arrived = unpack_chunk(data)[0].chunk_index
+
+            client.socket.send_bytes = receive  # type: ignore[method-assign]
+            steering = asyncio.create_task(steer())
+            await client.chunks(200)
+            steering.cancel()
+            return [
+                client.ledger.applied[event_id][1] - last
+                for event_id, last in last_received.items()
+                if event_id in client.ledger.applied
+            ]
+
+    distances = run_virtual(main())
+    assert len(distances) > 200
+    if lead_chunks <= 1:
+        assert max(distances) == 2
+    else:
+        assert max(distances) <= lead_chunks + 1
