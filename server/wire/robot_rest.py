@@ -1,0 +1,106 @@
+"""Bodies of the REST interface for robots, JSON form. The MessagePack form of a step is in `robot_messages.py`."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from server.wire.messages import WireModel
+from server.wire.robot_arrays import Array, read_array
+from server.wire.robot_messages import MAX_ARRAYS, MAX_SESSION_ID_CHARS, MAX_STEP_ID, MalformedRequest, read_observation
+from server.wire.robot_msgpack import MalformedMsgpack
+
+StepId = Annotated[int, Field(ge=0, le=MAX_STEP_ID)]
+
+
+class CreateRobotSession(WireModel):
+    """Body of `POST /v1/robot/sessions`. Without `session_id` the server makes one."""
+
+    session_id: Annotated[str, Field(min_length=1, max_length=MAX_SESSION_ID_CHARS)] | None = None
+
+
+class ArrayBody(WireModel):
+    """An array in JSON: its type as numpy writes it (`|u1`, `<f4`), its shape, and its bytes in C order as base64."""
+
+    dtype: Annotated[str, Field(max_length=4)]
+    shape: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=8)]
+    data: str
+
+
+class RobotStep(WireModel):
+    """Body of `POST /v1/robot/sessions/{id}/step`. Step ids rise within a run; the last one may be sent again.
+
+    `run` is optional: a step meant for another run than the current one is refused.
+    """
+
+    step_id: StepId
+    run: Annotated[int, Field(ge=0)] | None = None
+    prompt: str = ""
+    observation: Annotated[dict[str, ArrayBody | list[float] | float], Field(max_length=MAX_ARRAYS)]
+
+
+class RobotStepResult(WireModel):
+    """The actions that follow an observation, one row per control step. Times in milliseconds."""
+
+    session_id: str
+    run: int
+    step_id: int
+    actions: list[list[float]]
+    server_timing: dict[str, float]
+
+
+class RobotSessionView(WireModel):
+    """A robot's session. `last_step_id` is the last one answered in this run, null if none had an id."""
+
+    session_id: str
+    state: str
+    run: int
+    num_steps: int
+    last_step_id: int | None
+    waiting: int
+    connected: bool
+    age_s: float
+
+
+class RobotSessionList(WireModel):
+    sessions: list[RobotSessionView]
+
+
+class RobotStateInput(WireModel):
+    name: str
+    num_dims: int
+
+
+class RobotDescription(WireModel):
+    """What the served robot model takes and gives. `config` is the first message on a WebSocket."""
+
+    model: str
+    embodiment: str
+    cameras: list[str]
+    states: list[RobotStateInput]
+    max_request_frames: int
+    action_horizon: int
+    action_dims: int
+    config: dict[str, Any]
+
+
+def read_step_arrays(step: RobotStep) -> dict[str, Array]:
+    """Return the observation of a JSON step as arrays. Raises `MalformedRequest` naming the array."""
+    values: dict[str, object] = {}
+    for name, value in step.observation.items():
+        values[name] = _decode(value, name) if isinstance(value, ArrayBody) else value
+    return read_observation(values)
+
+
+def _decode(body: ArrayBody, name: str) -> Array:
+    try:
+        data = base64.b64decode(body.data, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise MalformedRequest(f"{name}: data is not base64", field=name) from error
+    try:
+        return read_array(body.dtype, body.shape, memoryview(data), name)
+    except MalformedMsgpack as error:
+        raise MalformedRequest(str(error), field=name) from error
