@@ -7,7 +7,7 @@ until a component is loaded.
 from __future__ import annotations
 
 import hashlib
-import json
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from worldmodel.checkpoint.errors import CheckpointError
-from worldmodel.checkpoint.loading import DTypeChoice, Progress, load_tensors, read_tensor
+from worldmodel.checkpoint.json_file import read_json_object
+from worldmodel.checkpoint.loading import DTypeChoice, Progress, listing, load_tensors, read_tensor
 from worldmodel.checkpoint.safetensors_header import SafetensorsFile, TensorInfo, read_safetensors_header
 
 _INDEX = "model_index.json"
@@ -45,7 +46,7 @@ class ComponentReader:
         """The component's JSON config. Raises `CheckpointError` if there is none."""
         for file_name in _CONFIG_FILES:
             if (self.folder / file_name).is_file():
-                return _read_json_object(self.folder / file_name)
+                return read_json_object(self.folder / file_name)
         raise CheckpointError(str(self.folder), f"has no config, expected one of {', '.join(_CONFIG_FILES)}")
 
     @cached_property
@@ -132,7 +133,7 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
         raise CheckpointError(str(folder), "checkpoint folder does not exist")
     if not (folder / _INDEX).is_file():
         raise CheckpointError(str(folder), f"is no diffusers checkpoint: it has no {_INDEX}")
-    index = _read_json_object(folder / _INDEX)
+    index = read_json_object(folder / _INDEX)
     components = {}
     for name, entry in index.items():
         match entry:
@@ -144,18 +145,6 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
     if missing:
         raise CheckpointError(str(folder), f"{_INDEX} names components without a folder: {', '.join(missing)}")
     return Checkpoint(folder, index, components)
-
-
-def _read_json_object(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(str(file), f"cannot be read ({error.strerror})") from error
-    except ValueError as error:
-        raise CheckpointError(str(file), f"is not valid JSON ({error})") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(str(file), f"must hold a JSON object, found {type(content).__name__}")
-    return content
 
 
 def _weight_files(folder: Path) -> tuple[SafetensorsFile, ...]:
@@ -175,7 +164,7 @@ def _weight_files(folder: Path) -> tuple[SafetensorsFile, ...]:
 
 
 def _sharded_files(index_file: Path) -> tuple[SafetensorsFile, ...]:
-    weight_map = _read_json_object(index_file).get("weight_map")
+    weight_map = read_json_object(index_file).get("weight_map")
     if not isinstance(weight_map, dict) or not all(
         isinstance(shard, str) and shard == Path(shard).name for shard in weight_map.values()
     ):
@@ -185,11 +174,35 @@ def _sharded_files(index_file: Path) -> tuple[SafetensorsFile, ...]:
     if missing:
         raise CheckpointError(str(index_file), f"names shards that do not exist: {', '.join(missing)}")
     files = tuple(read_safetensors_header(index_file.parent / shard) for shard in shards)
-    stored = [(info.name, info.file.name) for file in files for info in file.tensors]
-    disagreeing = sorted({name for name, _ in set(stored) ^ set(weight_map.items())})
-    if disagreeing:
-        raise CheckpointError(str(index_file), f"index and shards disagree about {', '.join(disagreeing)}")
+    _check_index(index_file, weight_map, files)
     return files
+
+
+def _check_index(index_file: Path, weight_map: Mapping[str, str], files: tuple[SafetensorsFile, ...]) -> None:
+    """Compare the index with what the shards hold. Raises `CheckpointError` with all findings."""
+    shards_of: dict[str, list[str]] = defaultdict(list)
+    for file in files:
+        for info in file.tensors:
+            shards_of[info.name].append(file.file.name)
+    unknown = {name: shards[0] for name, shards in shards_of.items() if name not in weight_map}
+    elsewhere = {
+        name: shards[0]
+        for name, shards in shards_of.items()
+        if len(shards) == 1 and weight_map.get(name, shards[0]) != shards[0]
+    }
+    problems = {
+        "tensors that no shard holds": [name for name in weight_map if name not in shards_of],
+        "tensors that the index lacks": [f"{name} in {shard}" for name, shard in unknown.items()],
+        "tensors in another shard than the index says": [
+            f"{name} in {shard} instead of {weight_map[name]}" for name, shard in elsewhere.items()
+        ],
+        "tensors in several shards": [
+            f"{name} in {' and '.join(shards)}" for name, shards in shards_of.items() if len(shards) > 1
+        ],
+    }
+    found = [listing(title, sorted(names)) for title, names in problems.items() if names]
+    if found:
+        raise CheckpointError(str(index_file), *found)
 
 
 def _sample(file: Path) -> bytes:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from worldmodel.checkpoint.errors import CheckpointError
 from worldmodel.checkpoint.safetensors_header import TensorInfo
+from worldmodel.checkpoint.tensor_stream import TORCH_DTYPES, stream_tensors
 
 DTypeChoice = torch.dtype | Callable[[str], torch.dtype]
 """The type of all floating tensors, or a function from a tensor's name to its type."""
@@ -21,20 +21,15 @@ Progress = Callable[[float, str], None]
 """Called with (fraction 0..1, detail)."""
 
 _FLOATING = ("F64", "F32", "F16", "BF16")
-_EXACT = {
-    "BOOL": torch.bool,
-    "U8": torch.uint8,
-    "I8": torch.int8,
-    "I16": torch.int16,
-    "I32": torch.int32,
-    "I64": torch.int64,
-}
 _MAX_NAMES = 20
+"""Names per finding in an error's text; the log has all of them."""
+
+logger = logging.getLogger(__name__)
 
 
 def read_tensor(info: TensorInfo, *, dtype: torch.dtype | None, device: torch.device | str) -> Tensor:
     """Read one tensor into memory of its own."""
-    [(_, tensor)] = _read_all([info], lambda _: dtype, device)
+    [(_, tensor)] = stream_tensors([info], lambda _: dtype, device)
     return tensor
 
 
@@ -57,7 +52,7 @@ def load_tensors(
             return None
         return dtype if isinstance(dtype, torch.dtype) else dtype(info.name)
 
-    read = ((plan[info], tensor, info.num_bytes) for info, tensor in _read_all(list(plan), chosen, device))
+    read = ((plan[info], tensor, info.num_bytes) for info, tensor in stream_tensors(plan, chosen, device))
     total_bytes = sum(info.num_bytes for info in plan)
     fill_module(module, read, device=device, total_bytes=total_bytes, progress=progress)
 
@@ -116,7 +111,7 @@ def _plan(
     known = {name for _, names in wanted for name in names}
     extra = sorted(set(stored) - known)
     problems = [
-        _listing(title, names)
+        listing(title, names)
         for title, names in (
             ("missing tensors", missing),
             ("extra tensors", extra),
@@ -133,31 +128,17 @@ def _plan(
 def _fits(info: TensorInfo, dtype: torch.dtype) -> bool:
     if dtype.is_floating_point:
         return info.dtype in _FLOATING
-    return _EXACT.get(info.dtype) == dtype
+    return TORCH_DTYPES.get(info.dtype) == dtype
 
 
-def _listing(title: str, names: list[str]) -> str:
+def listing(title: str, names: list[str]) -> str:
+    """Say what was found with the names of the tensors, cut where they are too many for a sentence."""
     shown = ", ".join(names[:_MAX_NAMES])
-    rest = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    rest = ""
+    if len(names) > _MAX_NAMES:
+        rest = f" and {len(names) - _MAX_NAMES} more"
+        logger.error("%d %s: %s", len(names), title, ", ".join(names))
     return f"{len(names)} {title} ({shown}{rest})"
-
-
-def _read_all(
-    infos: list[TensorInfo], dtype: Callable[[TensorInfo], torch.dtype | None], device: torch.device | str
-) -> Iterator[tuple[TensorInfo, Tensor]]:
-    """Yield every tensor, file by file in the order of the data, so that reading is sequential."""
-    by_file: dict[Path, list[TensorInfo]] = defaultdict(list)
-    for info in sorted(infos, key=lambda info: (info.file, info.start_byte)):
-        by_file[info.file].append(info)
-    for file, in_file in by_file.items():
-        try:
-            with safe_open(file, framework="pt", device="cpu") as reader:
-                for info in in_file:
-                    mapped = reader.get_tensor(info.name)
-                    # A copy, so that no tensor depends on the mapped file after loading.
-                    yield info, mapped.to(device=device, dtype=dtype(info) or mapped.dtype, copy=True)
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(str(file), f"cannot be read ({error})") from error
 
 
 def _replace(module: nn.Module, names: list[str], tensor: Tensor) -> None:

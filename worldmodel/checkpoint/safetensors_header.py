@@ -7,18 +7,18 @@ Checked here so that a damaged file is named before a model is built.
 
 from __future__ import annotations
 
-import json
 import math
 import struct
 from dataclasses import dataclass
 from pathlib import Path
 
 from worldmodel.checkpoint.errors import CheckpointError
+from worldmodel.checkpoint.json_file import parse_json_object
 
 # The limit of the safetensors library itself.
 _MAX_HEADER_BYTES = 100_000_000
 
-_ITEM_BYTES = {
+ITEM_BYTES = {
     "BOOL": 1,
     "U8": 1,
     "I8": 1,
@@ -86,6 +86,7 @@ def read_safetensors_header(file: Path) -> SafetensorsFile:
             str(file), f"is truncated: header of {header_length} bytes expected, {len(header_bytes)} found"
         )
     tensors = _parse(file, header_bytes)
+    _check_no_overlap(file, tensors)
     expected = max((info.start_byte + info.num_bytes for info in tensors), default=8 + header_length)
     if num_bytes < expected:
         raise CheckpointError(str(file), f"is truncated: {expected} bytes expected, {num_bytes} found")
@@ -96,13 +97,22 @@ def read_safetensors_header(file: Path) -> SafetensorsFile:
 
 def _parse(file: Path, header_bytes: bytes) -> tuple[TensorInfo, ...]:
     try:
-        header = json.loads(header_bytes)
-    except ValueError as error:
-        raise CheckpointError(str(file), "is not a safetensors file: its header is not JSON") from error
+        header = parse_json_object(header_bytes, str(file))
+    except CheckpointError as error:
+        raise CheckpointError(str(file), f"is not a safetensors file: its header {error.problems[0]}") from error
     data_start = 8 + len(header_bytes)
     return tuple(
         _tensor_info(file, name, entry, data_start) for name, entry in header.items() if name != "__metadata__"
     )
+
+
+def _check_no_overlap(file: Path, tensors: tuple[TensorInfo, ...]) -> None:
+    """Refuse tensors that share bytes: a small file could otherwise stand for any amount of memory."""
+    end_byte, before = 0, ""
+    for info in sorted(tensors, key=lambda info: (info.start_byte, info.num_bytes)):
+        if info.num_bytes and info.start_byte < end_byte:
+            raise CheckpointError(str(file), f"tensors {before} and {info.name} share bytes")
+        end_byte, before = info.start_byte + info.num_bytes, info.name
 
 
 def _tensor_info(file: Path, name: str, entry: object, data_start: int) -> TensorInfo:
@@ -120,7 +130,7 @@ def _tensor_info(file: Path, name: str, entry: object, data_start: int) -> Tenso
             )
         case _:
             raise CheckpointError(str(file), f"has a malformed header entry for tensor {name}")
-    if start < 0 or dtype not in _ITEM_BYTES or info.num_elements * _ITEM_BYTES[dtype] != info.num_bytes:
+    if start < 0 or dtype not in ITEM_BYTES or info.num_elements * ITEM_BYTES[dtype] != info.num_bytes:
         raise CheckpointError(
             str(file), f"tensor {name} of type {dtype} and shape {list(shape)} cannot fill {info.num_bytes} bytes"
         )

@@ -218,13 +218,55 @@ def test_index_that_names_a_missing_shard(folder: Path) -> None:
         net(folder).tensor_shapes()
 
 
-def test_index_that_disagrees_with_its_shards(folder: Path) -> None:
+def test_every_disagreement_of_index_and_shards_is_named_at_once(folder: Path) -> None:
     index = sharded(folder)
     content = json.loads(index.read_text())
-    content["weight_map"]["ghost"] = content["weight_map"].pop("steps")
+    shards = sorted(set(content["weight_map"].values()))
+    save_file(
+        {name: stored_tensors()[name] for name in ("first.weight", "first.bias", "second.weight")},
+        folder / "net" / shards[0],
+    )
+    content["weight_map"] = {
+        "first.weight": shards[0],
+        "first.bias": shards[0],
+        "second.weight": shards[1],
+        "ghost": shards[1],
+    }
     index.write_text(json.dumps(content))
-    with pytest.raises(CheckpointError, match="index and shards disagree about ghost, steps"):
+    with pytest.raises(CheckpointError) as caught:
         net(folder).tensor_shapes()
+    first, second = shards
+    assert caught.value.problems == (
+        "1 tensors that no shard holds (ghost)",
+        f"1 tensors that the index lacks (steps in {second})",
+        f"1 tensors in another shard than the index says (second.weight in {first} instead of {second})",
+        f"1 tensors in several shards (first.bias in {first} and {second})",
+    )
+
+
+def test_a_list_of_names_too_long_for_a_sentence_is_whole_in_the_log(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = [f"extra{number:02}.weight" for number in range(30)]
+    write_component(folder / "net", {**stored_tensors(), **{name: torch.zeros(1) for name in names}})
+    with pytest.raises(CheckpointError, match=r"30 extra tensors \(extra00\.weight, .* and 10 more\)"):
+        net(folder).load_into(Small(), dtype=torch.float32)
+    assert all(name in caplog.text for name in names)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[" * 100_000, r"is not valid JSON \(nested too deeply\)"),
+        ('{"width": 1, "width": 2}', r"is not valid JSON \(key 'width' stands there twice\)"),
+        ('{"width": "' + "x" * (64 * 1024 * 1024) + '"}', "is longer than the 67108864 bytes"),
+    ],
+    ids=["deep", "repeated", "long"],
+)
+def test_json_that_would_cost_too_much_or_mean_two_things(folder: Path, content: str, message: str) -> None:
+    (folder / "net/config.json").write_text(content)
+    with pytest.raises(CheckpointError, match=message):
+        _ = net(folder).config
 
 
 @pytest.mark.parametrize("weight_map", [None, {"steps": 3}, {"steps": "../net/model.safetensors"}])

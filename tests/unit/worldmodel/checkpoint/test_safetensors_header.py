@@ -103,6 +103,36 @@ def test_entry_that_contradicts_itself(file: Path, entry: object) -> None:
         read_safetensors_header(file)
 
 
+def test_tensors_that_share_bytes(file: Path) -> None:
+    entry = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+    write_raw(file, {"a": entry, "b": {**entry, "data_offsets": [4, 12]}}, bytes(12))
+    with pytest.raises(CheckpointError, match="tensors a and b share bytes"):
+        read_safetensors_header(file)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (b'{"a": ' + b"[" * 200_000, "nested too deeply"),
+        (b'{"a": 1, "a": 2}', "key 'a' stands there twice"),
+        (b'{"a": ' + b"9" * 10_000 + b"}", "is not valid JSON"),
+    ],
+    ids=["deep", "repeated", "digits"],
+)
+def test_a_header_that_would_cost_too_much_or_mean_two_things(file: Path, text: bytes, reason: str) -> None:
+    file.write_bytes(struct.pack("<Q", len(text)) + text)
+    with pytest.raises(CheckpointError, match=f"is not a safetensors file: its header .*{reason}"):
+        read_safetensors_header(file)
+
+
+def test_a_header_length_beyond_reason_is_not_read(file: Path) -> None:
+    with file.open("wb") as stream:
+        stream.write(struct.pack("<Q", 2**40))
+        stream.truncate(2**30)
+    with pytest.raises(CheckpointError, match="is not a safetensors file"):
+        read_safetensors_header(file)
+
+
 @given(st.binary(max_size=200))
 def test_arbitrary_bytes_never_escape_as_another_error(
     tmp_path_factory: pytest.TempPathFactory, content: bytes
