@@ -182,7 +182,7 @@ class KVCache:
         for session_id, session in self._sessions.items():
             held[session_id] = session.table.held_pages()
             if self._in_flight is not None and self._in_flight.session is session:
-                held[session_id].extend(self._in_flight.chunk.staged.taken)
+                held[session_id].extend(self._in_flight.chunk.taken_pages)
         self._ledger.check(held)
         for name, pool in self._cross_pools.items():
             pool.ledger.check({sid: session.cross.held_slots(name) for sid, session in self._sessions.items()})

@@ -56,7 +56,11 @@ class StagedChunk:
 
     @property
     def latent_frames(self) -> range:
-        return range(self.first_latent_frame, self.first_latent_frame + self.num_latent_frames)
+        return range(self.first_latent_frame, self.end_latent_frame)
+
+    @property
+    def end_latent_frame(self) -> int:
+        return self.first_latent_frame + self.num_latent_frames
 
     @property
     def history(self) -> tuple[int, ...]:
@@ -119,7 +123,7 @@ class PageTable:
             raise FramesLost(lost, num_latent_frames=num_latent_frames)
         if self._extent is not None:
             visible = tuple(sorted(visible, key=lambda frame: ring_slot(self._spec, frame)))
-        pages, taken = self._take(range(first, end))
+        pages, taken = self._take(range(first, end), self._extent)
         staged_pages = dict(zip(range(first, end), pages, strict=True))
         reused = {page for frame_pages in pages for page in frame_pages}.difference(taken)
         return StagedChunk(
@@ -143,18 +147,18 @@ class PageTable:
                 max_latent_frames=spec.session_latent_frames,
             )
 
-    def _take(self, frames: range) -> tuple[tuple[tuple[PageId, ...], ...], tuple[PageId, ...]]:
+    def _take(self, frames: range, extent: int | None) -> tuple[tuple[tuple[PageId, ...], ...], tuple[PageId, ...]]:
         """Return the pages of each frame, and those among them that were free until now."""
         pages: list[tuple[PageId, ...]] = []
         taken: list[PageId] = []
         for frame in frames:
             frame_pages: list[PageId] = []
             for slot in range(self._spec.num_local_branches):
-                if self._extent is None:
+                if extent is None:
                     page = self._ledger.take(self._session_id)
                     taken.append(page)
                 else:
-                    page = self._extent_page(self._extent, frame, slot)
+                    page = self._extent_page(extent, frame, slot)
                     # A page that this session owns holds the frame that this one replaces.
                     if self._ledger.owner_of(page) != self._session_id:
                         taken.append(self._ledger.take_exact(page, self._session_id))
@@ -173,10 +177,7 @@ class PageTable:
         """
         assert self._spec.rewritable_history, "storage for a copy of history was not planned"
         self.rollback(staged)
-        extent = None
-        if self._extent is not None:
-            assert self._extents is not None, "a copy needs the ledger of extents"
-            extent = int(self._extents.take(self._session_id))
+        extent = None if self._extent is None else self._take_extent()
         places = {frame: self._take_new(frame, extent) for frame in staged.visible}
         return replace(
             staged,
@@ -186,6 +187,62 @@ class PageTable:
             overwritten=(),
             extent=extent,
         )
+
+    def stage_restart(self, staged: StagedChunk, num_latent_frames: int) -> StagedChunk:
+        """Plan a chunk at frame 0 that sees no history, in new places; gives back what `staged` had taken.
+
+        A commit frees all that the session held, a rollback the new places. Raises ValueError for a chunk longer than
+        the spec's.
+        """
+        assert self._spec.rewritable_history, "storage for a second run was not planned"
+        chunk = self._spec.latent_frames_per_chunk
+        if not 1 <= num_latent_frames <= chunk:
+            raise ValueError(f"num_latent_frames must be 1..{chunk}, got {num_latent_frames}")
+        self.rollback(staged)
+        extent = None if self._extent is None else self._take_extent()
+        frames = range(num_latent_frames)
+        places = {frame: self._take_new(frame, extent) for frame in frames}
+        return StagedChunk(
+            first_latent_frame=0,
+            num_latent_frames=num_latent_frames,
+            visible=tuple(frames),
+            pages=tuple(places.values()),
+            visible_pages=tuple(places.values()),
+            taken=tuple(page for pages in places.values() for page in pages),
+            overwritten=(),
+            extent=extent,
+        )
+
+    def stage_draft(self, staged: StagedChunk, num_latent_frames: int) -> StagedChunk:
+        """Plan frames after those of a chunk in flight, which see it and its history. `drop_draft` ends them.
+
+        Raises ValueError for more frames than the spec's, WindowFull if they do not fit beside what they see.
+        """
+        most = self._spec.draft_latent_frames
+        if not 1 <= num_latent_frames <= most:
+            raise ValueError(f"a draft must have 1..{most} latent frames, got {num_latent_frames}")
+        first, end = staged.end_latent_frame, staged.end_latent_frame + num_latent_frames
+        self._check_room(first, end)
+        pages, taken = self._take(range(first, end), staged.extent)
+        return StagedChunk(
+            first_latent_frame=first,
+            num_latent_frames=num_latent_frames,
+            visible=(*staged.visible, *range(first, end)),
+            pages=pages,
+            visible_pages=(*staged.visible_pages, *pages),
+            taken=taken,
+            overwritten=(),
+            extent=staged.extent,
+        )
+
+    def drop_draft(self, draft: StagedChunk) -> None:
+        """Give back what a draft took."""
+        for page in draft.taken:
+            self._ledger.give_back(page, self._session_id)
+
+    def _take_extent(self) -> int:
+        assert self._extents is not None, "another extent needs the ledger of extents"
+        return int(self._extents.take(self._session_id))
 
     def _take_new(self, frame: int, extent: int | None) -> tuple[PageId, ...]:
         slots = range(self._spec.num_local_branches)
@@ -209,7 +266,7 @@ class PageTable:
             self._free_extent(self._extent)
             self._extent = staged.extent
         self._lost = frozenset()
-        self.num_latent_frames += staged.num_latent_frames
+        self.num_latent_frames = staged.end_latent_frame
 
     def rollback(self, staged: StagedChunk) -> None:
         """Give back what the chunk took; the resident frames stay."""

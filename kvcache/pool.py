@@ -1,7 +1,7 @@
 """The K/V storage of self-attention, allocated once. Moves rows where `slots` says; decides nothing.
 
 Shapes: E extents, P pages, X rows of an extent, T tokens a latent frame, N tokens of the chunk in flight, R registers,
-S visible rows, H heads, D head size. One K and one V tensor per layer.
+S visible rows, B streams of a layer (its branches, or one), H heads, D head size. One K and one V tensor per layer.
 """
 
 from __future__ import annotations
@@ -30,6 +30,10 @@ class BoundChunk(Protocol):
 
     def visible(self, layer: int, local_slot: int, num_registers: int) -> tuple[Tensor, Tensor]:
         """Return K and V [S, H, D]: `num_registers` register rows, then the visible frames in storage order."""
+        ...
+
+    def visible_branches(self, layer: int, num_registers: int) -> tuple[Tensor, Tensor]:
+        """Return the same of all streams of a layer, [B, S, H, D]."""
         ...
 
     def write_frames(self, layer: int, local_slot: int, frames: Sequence[int], k_NHD: Tensor, v_NHD: Tensor) -> None:
@@ -68,6 +72,13 @@ def allocate_pool(spec: KVSpec, capacity: int, device: torch.device, dtype: torc
     return PagePool(spec, capacity, device, dtype)
 
 
+def allocate_layers(spec: KVSpec, num_extents: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Allocate one tensor per layer with an extent for each of its streams."""
+    row_shape = (spec.extent_tokens, spec.num_kv_heads, spec.head_dim)
+    shapes = [(num_extents * spec.layer_slots(layer), *row_shape) for layer in range(spec.num_layers)]
+    return tuple(tensor for shape in shapes for tensor in allocate(1, shape, device, dtype))
+
+
 def allocate(num: int, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> tuple[Tensor, ...]:
     """Allocate `num` zeroed tensors that can be written both inside and outside inference mode."""
     with torch.inference_mode(False):
@@ -83,14 +94,8 @@ class ExtentPool:
 
     def __init__(self, spec: KVSpec, capacity: int, device: torch.device, dtype: torch.dtype) -> None:
         self.spec = spec
-        shape = (
-            spec.num_extents(capacity) * spec.num_local_branches,
-            spec.extent_tokens,
-            spec.num_kv_heads,
-            spec.head_dim,
-        )
-        self.k_EXHD = allocate(spec.num_layers, shape, device, dtype)
-        self.v_EXHD = allocate(spec.num_layers, shape, device, dtype)
+        self.k_EXHD = allocate_layers(spec, spec.num_extents(capacity), device, dtype)
+        self.v_EXHD = allocate_layers(spec, spec.num_extents(capacity), device, dtype)
 
     @property
     def num_bytes(self) -> int:
@@ -106,10 +111,10 @@ class ExtentPool:
     @torch.no_grad()
     def copy_history(self, source: StagedChunk, target: StagedChunk) -> None:
         runs = slots.frame_runs(self.spec, source.history)
-        for local_slot in range(self.spec.num_local_branches):
-            old = slots.extent_index(self.spec, source, local_slot)
-            new = slots.extent_index(self.spec, target, local_slot)
-            for rows_EXHD in (*self.k_EXHD, *self.v_EXHD):
+        for layer in range(self.spec.num_layers):
+            old = slots.layer_extents(self.spec, source, layer)
+            new = slots.layer_extents(self.spec, target, layer)
+            for rows_EXHD in (self.k_EXHD[layer], self.v_EXHD[layer]):
                 for run in runs:
                     rows = slice(run.target_row, run.target_row + run.num_rows)
                     rows_EXHD[new, rows].copy_(rows_EXHD[old, rows])
@@ -119,7 +124,7 @@ class _ExtentChunk:
     def __init__(self, pool: ExtentPool, staged: StagedChunk) -> None:
         spec = pool.spec
         self._pool = pool
-        self._extents = [slots.extent_index(spec, staged, slot) for slot in range(spec.num_local_branches)]
+        self._extents = [slots.layer_extents(spec, staged, layer) for layer in range(spec.num_layers)]
         self._runs = slots.write_runs(spec, staged)
         self._first_row, self._end_row = slots.visible_rows(spec, staged)
 
@@ -133,14 +138,14 @@ class _ExtentChunk:
     def _write_runs(
         self, layer: int, local_slot: int, runs: Sequence[slots.RowRun], k_NHD: Tensor, v_NHD: Tensor
     ) -> None:
-        extent = self._extents[local_slot]
+        extent = self._extents[layer].start + local_slot
         for rows_XHD, new_NHD in ((self._pool.k_EXHD[layer][extent], k_NHD), (self._pool.v_EXHD[layer][extent], v_NHD)):
             for run in runs:
                 target_NHD = rows_XHD[run.target_row : run.target_row + run.num_rows]
                 target_NHD.copy_(new_NHD[run.source_row : run.source_row + run.num_rows])
 
     def read_frames(self, layer: int, local_slot: int, frames: Sequence[int]) -> tuple[Tensor, Tensor]:
-        extent, runs = self._extents[local_slot], slots.frame_runs(self._pool.spec, frames)
+        extent, runs = self._extents[layer].start + local_slot, slots.frame_runs(self._pool.spec, frames)
 
         def read(rows_XHD: Tensor) -> Tensor:
             return torch.cat([rows_XHD[run.target_row : run.target_row + run.num_rows] for run in runs])
@@ -149,17 +154,21 @@ class _ExtentChunk:
 
     @torch.no_grad()
     def write_registers(self, layer: int, local_slot: int, k_RHD: Tensor, v_RHD: Tensor) -> None:
-        extent = self._extents[local_slot]
+        extent = self._extents[layer].start + local_slot
         first = self._first_row - k_RHD.shape[0]
         self._pool.k_EXHD[layer][extent, first : self._first_row].copy_(k_RHD)
         self._pool.v_EXHD[layer][extent, first : self._first_row].copy_(v_RHD)
 
     def visible(self, layer: int, local_slot: int, num_registers: int) -> tuple[Tensor, Tensor]:
-        extent, first = self._extents[local_slot], self._first_row - num_registers
+        extent, first = self._extents[layer].start + local_slot, self._first_row - num_registers
         return (
             self._pool.k_EXHD[layer][extent, first : self._end_row],
             self._pool.v_EXHD[layer][extent, first : self._end_row],
         )
+
+    def visible_branches(self, layer: int, num_registers: int) -> tuple[Tensor, Tensor]:
+        extents, rows = self._extents[layer], slice(self._first_row - num_registers, self._end_row)
+        return self._pool.k_EXHD[layer][extents, rows], self._pool.v_EXHD[layer][extents, rows]
 
 
 class PagePool:
@@ -241,6 +250,10 @@ class _PagedChunk:
             torch.cat((pool.k_registers_BRHD[layer][local_slot, :num_registers], k_SHD)),
             torch.cat((pool.v_registers_BRHD[layer][local_slot, :num_registers], v_SHD)),
         )
+
+    def visible_branches(self, layer: int, num_registers: int) -> tuple[Tensor, Tensor]:
+        pairs = [self.visible(layer, slot, num_registers) for slot in range(self._pool.spec.layer_slots(layer))]
+        return torch.stack([k_SHD for k_SHD, _ in pairs]), torch.stack([v_SHD for _, v_SHD in pairs])
 
 
 def _index(pages: tuple[int, ...], device: torch.device) -> Tensor:

@@ -124,7 +124,7 @@ class HistoryPart:
     def require_complete(self) -> None:
         """Raise ChunkIncomplete unless every layer of every local branch was written."""
         spec = self._rewrite.spec
-        expected = spec.num_layers * spec.num_local_branches
+        expected = sum(spec.layer_slots(layer) for layer in range(spec.num_layers))
         if len(self._written) != expected:
             raise ChunkIncomplete(
                 f"commit: history frames {self.latent_frames} were begun anew, but only {len(self._written)} of "

@@ -26,10 +26,11 @@ class RowRun:
     num_rows: int
 
 
-def extent_index(spec: KVSpec, staged: StagedChunk, local_slot: int) -> int:
-    """Return the index, in the pool, of the session's extent for a local branch."""
+def layer_extents(spec: KVSpec, staged: StagedChunk, layer: int) -> slice:
+    """Return the indices, in the storage of a layer, of the session's extents: one for each stream of the layer."""
     assert staged.extent is not None, "the chunk is not stored in extents"
-    return staged.extent * spec.num_local_branches + local_slot
+    streams = spec.layer_slots(layer)
+    return slice(staged.extent * streams, (staged.extent + 1) * streams)
 
 
 def visible_rows(spec: KVSpec, staged: StagedChunk) -> tuple[int, int]:

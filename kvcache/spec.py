@@ -65,8 +65,9 @@ class KVSpec:
     adds while it is in flight; they never enter history. `model_owned_bytes` is per session and counts committed and
     in-flight state; `worker_owned_bytes` counts once. `storage=None` means extents for a bounded window, pages
     otherwise. `scratch_pages` per branch come on top of what one chunk in flight needs (pages only).
-    `rewritable_history` lets a chunk write history anew (`ChunkTransaction.rewrite_history`), which takes storage for
-    one session more.
+    `rewritable_history` lets a chunk write history anew (`ChunkTransaction.rewrite_history`, `.restart`), which takes
+    storage for one session more. `draft_latent_frames` is the most a chunk may draft after its own frames
+    (`ChunkTransaction.draft`). The K/V of the first `shared_layers` layers is the same in every branch and kept once.
     """
 
     num_layers: int
@@ -88,6 +89,8 @@ class KVSpec:
     storage: Storage | None = None
     scratch_pages: int = 0
     rewritable_history: bool = False
+    draft_latent_frames: int = 0
+    shared_layers: int = 0
 
     def __post_init__(self) -> None:
         for name in (
@@ -107,8 +110,12 @@ class KVSpec:
             "model_owned_bytes",
             "worker_owned_bytes",
             "scratch_pages",
+            "draft_latent_frames",
+            "shared_layers",
         ):
             _at_least(name, getattr(self, name), 0)
+        if self.shared_layers > self.num_layers:
+            raise ValueError(f"shared_layers must be at most num_layers {self.num_layers}, got {self.shared_layers}")
         self._check_window()
         self._check_branches()
         self._check_cross_stores()
@@ -124,6 +131,21 @@ class KVSpec:
                 raise ValueError("storage 'extents' needs a bounded window, window_latent_frames is None")
             if self.at_window is AtWindow.RESTART:
                 raise ValueError("at_window 'restart' needs a bounded window, window_latent_frames is None")
+        self._check_draft()
+
+    def _check_draft(self) -> None:
+        if not self.draft_latent_frames:
+            return
+        if self.window_latent_frames is not None and self.at_window is not AtWindow.RESTART:
+            raise ValueError(
+                "draft_latent_frames needs at_window 'restart' or an unlimited window: a draft evicts nothing"
+            )
+        needed = self.latent_frames_per_chunk + self.draft_latent_frames
+        if self.session_latent_frames < needed:
+            raise ValueError(
+                f"sink and window must hold a chunk and its draft, {needed} latent frames, got "
+                f"{self.session_latent_frames}"
+            )
 
     def _check_branches(self) -> None:
         names = [branch.name for branch in self.branches]
@@ -176,6 +198,10 @@ class KVSpec:
             raise ValueError(f"branch {branch} ({self.branches[branch].name!r}) is not on this worker")
         return slot
 
+    def layer_slots(self, layer: int) -> int:
+        """Return how many K/V streams a layer has here: 1 if its K/V is shared by the branches."""
+        return 1 if layer < self.shared_layers else self.num_local_branches
+
     def num_pages(self, num_sessions: int) -> int:
         """Pages that `num_sessions` sessions need, without `RESERVED_PAGES`.
 
@@ -188,6 +214,8 @@ class KVSpec:
             pages += self.session_latent_frames
         elif self.effective_storage is Storage.PAGES:
             pages += self.latent_frames_per_chunk
+        if self.effective_storage is Storage.PAGES:
+            pages += self.draft_latent_frames
         if self.effective_storage is Storage.PAGES:
             pages += self.scratch_pages
         return self.num_local_branches * pages
@@ -216,8 +244,9 @@ class KVSpec:
     def storage_bytes(self, num_sessions: int) -> int:
         """Bytes of self-attention K/V for `num_sessions` sessions."""
         if self.effective_storage is Storage.EXTENTS:
-            extents = self.num_extents(num_sessions) * self.num_local_branches
-            return extents * self.extent_tokens * self.kv_bytes_per_token
+            streams = sum(self.layer_slots(layer) for layer in range(self.num_layers))
+            bytes_per_token = self.kv_bytes_per_token // self.num_layers
+            return self.num_extents(num_sessions) * self.extent_tokens * streams * bytes_per_token
         frame_bytes = self.tokens_per_latent_frame * self.kv_bytes_per_token
         register_bytes = self.num_local_branches * self.register_tokens * self.kv_bytes_per_token
         return (self.num_pages(num_sessions) + RESERVED_PAGES) * frame_bytes + register_bytes

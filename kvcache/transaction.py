@@ -3,18 +3,20 @@
 Knows nothing of the model. Does not import torch when imported, so that light code may name its types.
 
 Shapes: N tokens of the chunk in (frame, row, column) order, or query tokens; R registers; S visible rows; H heads;
-D head size.
+D head size; B streams of a layer: its local branches in order, or one in a layer that they share.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
 from kvcache.checks import check_index, check_rows
+from kvcache.draft import ChunkDraft, attend_streams
 from kvcache.errors import ChunkIncomplete, HistoryFixed, TransactionClosed
 from kvcache.page_table import PageTable, StagedChunk
+from kvcache.pages import PageId
 from kvcache.rewrite import HistoryRewrite
 from kvcache.spec import KVSpec
 
@@ -38,6 +40,16 @@ class LayerKV(Protocol):
     def write(self, layer: int, k_NHD: Tensor, v_NHD: Tensor, *, branch: int = 0) -> None: ...
 
     def attend(self, layer: int, q_NHD: Tensor, *, branch: int = 0) -> Tensor: ...
+
+    def cross_store(self, name: str, *, branch: int = 0) -> CrossStore: ...
+
+
+class BranchedLayerKV(Protocol):
+    """What a forward of all branches at once needs of the cache: the chunk in flight, or a draft after it."""
+
+    def write_all(self, layer: int, k_BNHD: Tensor, v_BNHD: Tensor) -> None: ...
+
+    def attend_all(self, layer: int, q_BNHD: Tensor) -> Tensor: ...
 
     def cross_store(self, name: str, *, branch: int = 0) -> CrossStore: ...
 
@@ -67,6 +79,7 @@ class ChunkTransaction:
         self._pool = pool
         self._bound: BoundChunk = pool.bind(staged)
         self._rewrite: HistoryRewrite | None = None
+        self._draft: StagedChunk | None = None
         self._like = pool.example
         self._cross = cross
         self._attention = attention
@@ -85,6 +98,11 @@ class ChunkTransaction:
     def staged(self) -> StagedChunk:
         """What the accounting knows of the chunk; for checks of the cache."""
         return self._staged
+
+    @property
+    def taken_pages(self) -> tuple[PageId, ...]:
+        """Pages that the chunk and its draft hold beside the session's own; for checks of the cache."""
+        return self._staged.taken if self._draft is None else (*self._staged.taken, *self._draft.taken)
 
     @property
     def first_latent_frame(self) -> int:
@@ -148,6 +166,18 @@ class ChunkTransaction:
         slot = self._locate_written("visible", layer, branch)
         return self._bound.visible(layer, slot, 0)
 
+    def write_all(self, layer: int, k_BNHD: Tensor, v_BNHD: Tensor) -> None:
+        """Do what `write` does for every stream of a layer."""
+        for branch, (k_NHD, v_NHD) in enumerate(self._streams(layer, k_BNHD, v_BNHD)):
+            self.write(layer, k_NHD, v_NHD, branch=self._branch_of(branch))
+
+    def attend_all(self, layer: int, q_BNHD: Tensor) -> Tensor:
+        """Return attention [B, N, H, D] of every stream of a layer, as `attend` does without registers."""
+        slots = range(self._spec.layer_slots(layer))
+        for slot in slots:
+            self._locate_written("attend_all", layer, self._branch_of(slot))
+        return attend_streams(self._attention, q_BNHD, *self._bound.visible_branches(layer, 0))
+
     def cross_store(self, name: str, *, branch: int = 0) -> CrossStore:
         """Return the staged view of a cross store. Raises ValueError for an unknown name."""
         self._require_open("cross_store")
@@ -181,6 +211,39 @@ class ChunkTransaction:
         )
         return self._rewrite
 
+    def restart(self, num_latent_frames: int) -> None:
+        """Make this the first chunk of a new run: it begins at frame 0 and sees no history. Cross stores stay.
+
+        The session's own K/V stays as it is until the commit. Call it before anything is written. Raises HistoryFixed
+        if the spec is not `rewritable_history`, or too late, ValueError for a chunk longer than the spec's.
+        """
+        self._require_open("restart")
+        if not self._spec.rewritable_history:
+            raise HistoryFixed("restart: the spec has rewritable_history=False, so there is no room for a second run")
+        if self._written or self._num_registers or self._rewrite is not None or self._draft is not None:
+            raise HistoryFixed("restart: expected before the chunk's first write")
+        self._staged = self._table.stage_restart(self._staged, num_latent_frames)
+        self._bound = self._pool.bind(self._staged)
+
+    def draft(self, num_latent_frames: int) -> ChunkDraft:
+        """Return frames after the chunk's own that see it and are dropped when it ends. Once per chunk.
+
+        Raises ValueError for more frames than the spec's `draft_latent_frames`, WindowFull if they do not fit.
+        """
+        self._require_open("draft")
+        if self._draft is not None:
+            raise HistoryFixed("draft: expected once per chunk")
+        self._draft = self._table.stage_draft(self._staged, num_latent_frames)
+        return ChunkDraft(
+            spec=self._spec,
+            latent_frames=self._draft.latent_frames,
+            bound=self._pool.bind(self._draft),
+            like=self._like,
+            attention=self._attention,
+            require_open=self._require_open,
+            cross_store=self.cross_store,
+        )
+
     # ---------------------------------------------------------------- end
 
     def commit(self) -> None:
@@ -192,16 +255,10 @@ class ChunkTransaction:
         self._require_open("commit")
         if self._rewrite is not None:
             self._rewrite.require_complete()
-        layers, slots = range(self._spec.num_layers), range(self._spec.num_local_branches)
-        missing = [(layer, slot) for slot in slots for layer in layers if (layer, slot) not in self._written]
-        if missing:
-            layer, slot = missing[0]
-            raise ChunkIncomplete(
-                f"commit: {len(missing)} of {len(layers) * len(slots)} layers were not written, "
-                f"the first is layer {layer} of local branch {slot}"
-            )
+        self._require_all_written()
         self._state = ChunkState.COMMITTED
         try:
+            self._drop_draft()
             self._table.commit(self._staged)
             self._cross.commit()
         finally:
@@ -214,12 +271,29 @@ class ChunkTransaction:
         self._require_open("rollback")
         self._state = ChunkState.ROLLED_BACK
         try:
+            self._drop_draft()
             self._table.rollback(self._staged)
             self._cross.rollback()
         finally:
             self._on_close()
 
+    def _drop_draft(self) -> None:
+        if self._draft is not None:
+            draft, self._draft = self._draft, None
+            self._table.drop_draft(draft)
+
     # ---------------------------------------------------------------- checks
+
+    def _require_all_written(self) -> None:
+        layers, slots = range(self._spec.num_layers), range(self._spec.num_local_branches)
+        places = [(layer, slot) for slot in slots for layer in layers if slot < self._spec.layer_slots(layer)]
+        missing = [place for place in places if place not in self._written]
+        if missing:
+            layer, slot = missing[0]
+            raise ChunkIncomplete(
+                f"commit: {len(missing)} of {len(places)} layers were not written, "
+                f"the first is layer {layer} of local branch {slot}"
+            )
 
     def _require_open(self, action: str) -> None:
         if self._state is not ChunkState.OPEN:
@@ -228,13 +302,25 @@ class ChunkTransaction:
     def _locate(self, action: str, layer: int, branch: int) -> int:
         self._require_open(action)
         check_index("layer", layer, self._spec.num_layers)
-        return self._spec.local_slot(branch)
+        slot = self._spec.local_slot(branch)
+        return 0 if layer < self._spec.shared_layers else slot
 
     def _locate_written(self, action: str, layer: int, branch: int) -> int:
         slot = self._locate(action, layer, branch)
         if (layer, slot) not in self._written:
             raise ChunkIncomplete(f"{action}: the chunk has not written layer {layer} of branch {branch}")
         return slot
+
+    def _branch_of(self, slot: int) -> int:
+        return next(index for index, branch in enumerate(self._spec.branches) if branch.local_slot == slot)
+
+    def _streams(self, layer: int, k_BNHD: Tensor, v_BNHD: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        check_index("layer", layer, self._spec.num_layers)
+        streams = self._spec.layer_slots(layer)
+        for name, tensor in (("K", k_BNHD), ("V", v_BNHD)):
+            if tensor.shape[0] != streams:
+                raise ValueError(f"{name} of layer {layer}: expected {streams} streams, got {tensor.shape[0]}")
+        return zip(k_BNHD.unbind(0), v_BNHD.unbind(0), strict=True)
 
     def _check_pair(self, layer: int, k_XHD: Tensor, v_XHD: Tensor, num_rows: int) -> None:
         shape = (num_rows, self._spec.num_kv_heads, self._spec.head_dim)

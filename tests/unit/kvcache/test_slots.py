@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kvcache.page_table import PageTable
 from kvcache.pages import PageLedger
-from kvcache.slots import RowRun, chunk_pages, extent_index, visible_pages, visible_rows, write_runs
+from kvcache.slots import RowRun, chunk_pages, layer_extents, visible_pages, visible_rows, write_runs
 from kvcache.spec import KVSpec, Storage
 from tests.support.kv_geometry import tiny_spec
 
@@ -40,7 +42,8 @@ def test_runs_of_a_wrapping_ring(num_chunks: int, runs: list[tuple[int, int, int
 def test_extents_of_branches_lie_side_by_side() -> None:
     spec = tiny_spec(num_branches=2)
     staged = table_after(spec, 0, extent=3).stage(3)
-    assert [extent_index(spec, staged, slot) for slot in (0, 1)] == [6, 7]
+    assert layer_extents(spec, staged, 1) == slice(6, 8)
+    assert layer_extents(replace(spec, shared_layers=1), staged, 0) == slice(3, 4)
 
 
 def test_page_indices_follow_the_table() -> None:
