@@ -8,7 +8,7 @@ replaced, because its sessions' state can't be known.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -117,7 +117,9 @@ class Worker(Protocol):
 
     async def close_session(self, message: CloseSession) -> SessionClosed: ...
 
-    async def tick(self, message: Tick) -> CommittedTick: ...
+    async def tick(self, message: Tick, payload: Sequence[memoryview] = ()) -> CommittedTick:
+        """Compute one chunk. `payload` holds the bytes of `message.arrays`, unchanged until the answer."""
+        ...
 
     def subscribe(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call `callback` in the event loop whenever status or progress changed; returns the unsubscriber."""
@@ -234,28 +236,28 @@ class WorkerClient:
     # ------------------------------------------------------------ requests
 
     async def open_session(self, message: OpenSession, image: bytes) -> SessionOpened:
-        return await self._ask(message, image, SessionOpened)
+        return await self._ask(message, [image], SessionOpened)
 
     async def reset_session(self, message: ResetSession, image: bytes | None) -> SessionReset:
-        return await self._ask(message, image or b"", SessionReset)
+        return await self._ask(message, [image or b""], SessionReset)
 
     async def close_session(self, message: CloseSession) -> SessionClosed:
-        return await self._ask(message, b"", SessionClosed)
+        return await self._ask(message, (), SessionClosed)
 
-    async def tick(self, message: Tick) -> CommittedTick:
-        answer, media = self._request(message, b"", self._policy.tick_timeout_s)
+    async def tick(self, message: Tick, payload: Sequence[memoryview] = ()) -> CommittedTick:
+        answer, media = self._request(message, payload, self._policy.tick_timeout_s)
         committed = await answer
         assert isinstance(committed, TickCommitted)
         return CommittedTick(committed=committed, media=media)
 
-    async def _ask(self, message: Request, payload: bytes, kind: type[AnswerT]) -> AnswerT:
+    async def _ask(self, message: Request, payload: Sequence[bytes], kind: type[AnswerT]) -> AnswerT:
         answer, _ = self._request(message, payload, self._policy.request_timeout_s)
         result = await answer
         assert isinstance(result, kind)
         return result
 
     def _request(
-        self, message: Request, payload: bytes, timeout_s: float
+        self, message: Request, payload: Sequence[bytes | memoryview], timeout_s: float
     ) -> tuple[asyncio.Future[Answer], asyncio.Future[Media]]:
         if self._link is None or self._status is not WorkerStatus.READY:
             raise WorkerUnavailable(self._failure or f"no worker is ready: its status is {self._status}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, assert_never
 
@@ -95,16 +95,16 @@ class WorkerLink(asyncio.BufferedProtocol):
             self._write(encode_frame(message))
 
     def request(
-        self, message: Request, payload: bytes | memoryview = b"", *, timeout_s: float
+        self, message: Request, payload: Sequence[bytes | memoryview] = (), *, timeout_s: float
     ) -> tuple[asyncio.Future[Answer], asyncio.Future[Media]]:
         """Queue a request; its time runs from when it is sent. The second future is used by a `Tick` only.
 
-        Raises `WorkerUnavailable` on a lost link, `RequestRefused` for a message above the frame limits.
+        The parts of the payload are not copied and must stay unchanged until the answer. Raises `WorkerUnavailable` on a lost link, `RequestRefused` for a message above the frame limits.
         """
         if self._lost_reason is not None:
             raise WorkerUnavailable(self._lost_reason)
         try:
-            buffers = encode_frame(message, [payload])
+            buffers = encode_frame(message, payload)
         except FrameTooLarge as error:
             raise RequestRefused(error.message, code=error.code) from error
         loop = asyncio.get_running_loop()

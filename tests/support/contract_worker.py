@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -198,7 +198,7 @@ class ContractWorker:
         await self._run(message, self._request_s, self.request_fates, closes)
         return SessionClosed(request_id=message.request_id, session_id=message.session_id, memory=self._memory())
 
-    async def tick(self, message: Tick) -> CommittedTick:
+    async def tick(self, message: Tick, payload: Sequence[memoryview] = ()) -> CommittedTick:
         num_frames = 12 if message.chunk_index else 9
         if self.on_tick is not None:
             self.on_tick(message)

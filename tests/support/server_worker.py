@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -196,7 +196,7 @@ class ScriptedWorker:
         self.sessions.pop(message.session_id, None)
         return SessionClosed(request_id=message.request_id, session_id=message.session_id, memory=self._memory())
 
-    async def tick(self, message: Tick) -> CommittedTick:
+    async def tick(self, message: Tick, payload: Sequence[memoryview] = ()) -> CommittedTick:
         self.num_ticks_in_flight += 1
         self.max_ticks_in_flight = max(self.max_ticks_in_flight, self.num_ticks_in_flight)
         try:
