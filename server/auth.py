@@ -1,7 +1,7 @@
 """Who may do what: tokens and origins. Knows headers, not sessions.
 
-A token comes as `Authorization: Bearer TOKEN`, or, because browsers can't set headers on a WebSocket, as the
-subprotocol `worldserve.token.TOKEN`, offered next to `worldserve.v1`.
+A token comes as `Authorization: Bearer TOKEN`, as `Authorization: Api-Key TOKEN` from robot clients, or, because browsers
+can't set headers on a WebSocket, as the subprotocol `worldserve.token.TOKEN`, offered next to `worldserve.v1`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from urllib.parse import urlsplit
 
 from server.config import ServerSection
 from server.errors import ErrorCode, NotAllowed
+
+HEADER_SCHEMES = ("bearer", "api-key")
 
 SUBPROTOCOL = "worldserve.v1"
 TOKEN_SUBPROTOCOL = "worldserve.token."
@@ -62,7 +64,7 @@ def accepted_subprotocol(subprotocols: Sequence[str]) -> str | None:
 
 def _token(headers: Mapping[str, str], subprotocols: Sequence[str]) -> str | None:
     scheme, _, credentials = headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer" and credentials.strip():
+    if scheme.lower() in HEADER_SCHEMES and credentials.strip():
         return credentials.strip()
     for name in subprotocols:
         if name.startswith(TOKEN_SUBPROTOCOL):

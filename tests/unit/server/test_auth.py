@@ -20,6 +20,7 @@ def test_without_tokens_everybody_is_the_same_nobody() -> None:
 def test_a_token_is_an_owner_that_does_not_show_the_token() -> None:
     by_header = PROTECTED.authenticate({"authorization": "Bearer alpha"})
     by_protocol = PROTECTED.authenticate({}, ["worldserve.v1", "worldserve.token.alpha"])
+    assert PROTECTED.authenticate({"authorization": "Api-Key alpha"}) == by_header
     other = PROTECTED.authenticate({"authorization": "bearer beta"})
     assert by_header == by_protocol
     assert by_header is not None
@@ -33,6 +34,7 @@ def test_a_token_is_an_owner_that_does_not_show_the_token() -> None:
         ({}, []),
         ({"authorization": "Bearer"}, []),
         ({"authorization": "Bearer gamma"}, []),
+        ({"authorization": "Api-Key gamma"}, []),
         ({"authorization": "Basic alpha"}, []),
         ({"authorization": "Bearer gämma"}, []),
         ({}, ["worldserve.v1"]),
