@@ -99,7 +99,8 @@ class WorkerLink(asyncio.BufferedProtocol):
     ) -> tuple[asyncio.Future[Answer], asyncio.Future[Media]]:
         """Queue a request; its time runs from when it is sent. The second future is used by a `Tick` only.
 
-        The parts of the payload are not copied and must stay unchanged until the answer. Raises `WorkerUnavailable` on a lost link, `RequestRefused` for a message above the frame limits.
+        The parts of the payload are not copied and must stay unchanged until the answer. Raises `WorkerUnavailable` on
+        a lost link, `RequestRefused` for a message above the frame limits.
         """
         if self._lost_reason is not None:
             raise WorkerUnavailable(self._lost_reason)
