@@ -1,7 +1,7 @@
 """Who may do what: tokens and origins. Knows headers, not sessions.
 
-A token comes as `Authorization: Bearer TOKEN`, as `Authorization: Api-Key TOKEN` from robot clients, or, because browsers
-can't set headers on a WebSocket, as the subprotocol `worldserve.token.TOKEN`, offered next to `worldserve.v1`.
+A token comes as `Authorization: Bearer TOKEN`, as `Authorization: Api-Key TOKEN` from robot clients, or, because
+browsers can't set headers on a WebSocket, as the subprotocol `worldserve.token.TOKEN`, offered next to `worldserve.v1`.
 """
 
 from __future__ import annotations
