@@ -132,6 +132,11 @@ class SessionTable:
     # ------------------------------------------------------------ what can be seen
 
     @property
+    def scheduler(self) -> Scheduler:
+        """Whose turn it is in the worker; sessions of another table tick with ours."""
+        return self._scheduler
+
+    @property
     def is_stopping(self) -> bool:
         return self._is_stopping
 
@@ -237,6 +242,19 @@ class SessionTable:
             return place
         evicting = self._evict_one()
         return await self._admission.wait(on_position or _ignore_position, limited=not evicting)
+
+    async def admit(self, make_room: Callable[[], bool]) -> Place:
+        """Take a place for a session of another table. `make_room` begins to free one, and returns whether it does.
+
+        Raises `Unavailable`.
+        """
+        self.require_worker()
+        place = self._admission.try_take()
+        if place is not None:
+            return place
+        if not make_room():
+            raise self._full()
+        return await self._admission.wait(_ignore_position, limited=False)
 
     def _take_place_now(self) -> Place:
         self.require_worker()
