@@ -61,7 +61,7 @@ ENTRIES: tuple[CatalogEntry, ...] = (
         kind=ModelKind.WORLD,
         parse_control="worldmodel.lingbot.controls:parse_control",
         parse_options="worldmodel.lingbot.config:parse_options",
-        control_schemas="worldmodel.lingbot.controls:control_schemas",
+        control_schemas="worldmodel.lingbot.control_schemas:control_schemas",
         adapter="worldmodel.lingbot.adapter:create_adapter",
     ),
     CatalogEntry(
@@ -70,7 +70,7 @@ ENTRIES: tuple[CatalogEntry, ...] = (
         kind=ModelKind.WORLD,
         parse_control="worldmodel.lingbot.controls:parse_control",
         parse_options="worldmodel.fake_options:parse_options",
-        control_schemas="worldmodel.lingbot.controls:control_schemas",
+        control_schemas="worldmodel.lingbot.control_schemas:control_schemas",
         adapter="worldmodel.fake:create_adapter",
     ),
 )

@@ -36,8 +36,9 @@ from worldmodel.adapter import (
 )
 from worldmodel.errors import LoadFailed, RequestRefused, TickRolledBack
 from worldmodel.fake_options import FailureKind, FakeOptions, command_of
+from worldmodel.lingbot.camera_sources import CameraReducerState
 from worldmodel.lingbot.config import LingBotOptions
-from worldmodel.lingbot.reducer import CameraReducer, CameraReducerState
+from worldmodel.lingbot.reducer import CameraReducer
 from worldmodel.messages import AppliedEvent, LoadStage, MediaFormat, StartWorker, Tick
 from worldmodel.wan.pixels import to_yuv420
 

@@ -33,7 +33,8 @@ from worldmodel.lingbot.media import DeviceMedia, needs_pixels
 from worldmodel.lingbot.memory import num_camera_bases, plan_kv
 from worldmodel.lingbot.noise import NoiseSource, PerChunkNoise, WholeClipNoise
 from worldmodel.lingbot.pipeline import ChunkSampler
-from worldmodel.lingbot.prompts import Prompt, PromptEncoder
+from worldmodel.lingbot.prompt_transition import PromptCourse, transition_chunks
+from worldmodel.lingbot.prompts import PromptEncoder
 from worldmodel.lingbot.recache import CleanHistory, HistoryEncoder, extend_history
 from worldmodel.lingbot.reducer import CameraPlan, CameraReducer
 from worldmodel.lingbot.stage_clock import StageClock
@@ -125,7 +126,7 @@ class LingBotAdapter:
             self._sampler = ChunkSampler(model.transformer, table)
         self._noise = noise
         self._prompts = PromptEncoder(model.text_encoder, plan.linear)
-        self._reducer = CameraReducer(options, config.width, config.height)
+        self._reducer = CameraReducer(options, config.width, config.height, fps=config.fps)
         linear = model.transformer.patch_embedding_wancamctrl
         self._camera = CameraEmbedding(
             linear.weight,
@@ -201,7 +202,7 @@ class LingBotAdapter:
         return LingBotState(
             outputs=outputs,
             image_3HW=image_3HW,
-            prompt=self._prompts.encode(prompt),
+            text=PromptCourse(prompt=self._prompts.encode(prompt)),
             noise=self._noise.start(seed),
             condition=start_condition(image_3HW),
             camera=self._reducer.initial(),
@@ -215,10 +216,10 @@ class LingBotAdapter:
     ) -> GeneratedChunk[LingBotState]:
         """Compute one chunk: controls, condition, four denoising steps, clean history, pixels."""
         camera = self._reducer.prepare(state.camera, tick.events, self._num_frames)
-        prompt = state.prompt if tick.prompt is None else self._prompts.encode(tick.prompt)
+        text = self._next_text(tick, state.text)
         clock = StageClock(self._device)
         clock.mark()
-        self._show_prompt(prompt, state, chunk)
+        self._show_text(text, state, chunk)
         condition_CFYX, condition = next_condition(self._vae, state.condition, self._num_frames)
         shape_CFYX = (self._transformer.config.out_channels, *condition_CFYX.shape[1:])
         noise, noise_state = self._noise.draw(state.noise, shape_CFYX)
@@ -231,7 +232,7 @@ class LingBotAdapter:
             state=LingBotState(
                 outputs=state.outputs,
                 image_3HW=state.image_3HW,
-                prompt=prompt,
+                text=text,
                 noise=noise_state,
                 condition=condition,
                 camera=camera.state,
@@ -247,15 +248,23 @@ class LingBotAdapter:
             decode_ms=decode_ms,
         )
 
-    def _show_prompt(self, prompt: Prompt, state: LingBotState, chunk: ChunkTransaction) -> None:
+    def _next_text(self, tick: Tick, text: PromptCourse) -> PromptCourse:
+        """Return the text of this chunk: a prompt that is in force or under way already is not set out for again."""
+        num_chunks = transition_chunks(tick.events)
+        if tick.prompt is not None and tick.prompt != text.prompt.text:
+            text = text.toward(self._prompts.encode(tick.prompt), num_chunks)
+        return text.advanced()
+
+    def _show_text(self, text: PromptCourse, state: LingBotState, chunk: ChunkTransaction) -> None:
         """Publish the text if it changed or is not there yet.
 
-        History keeps what it was made with, unless `recache_on_prompt` asks for it to be encoded anew.
+        History keeps what it was made with, unless `recache_on_prompt` asks for it to be encoded anew; that is done
+        once, when a prompt has been reached.
         """
-        is_new = prompt.text != state.prompt.text
+        is_new = text is not state.text
         if is_new or not chunk.cross_store(TEXT_STORE).is_filled:
-            self._transformer.publish_text(prompt.rows_LC, chunk, merge_padding=self._merge_padding)
-        if is_new and self._history is not None and state.history:
+            self._transformer.publish_text(text.rows_LC, chunk, merge_padding=self._merge_padding)
+        if is_new and text.is_reached and self._history is not None and state.history:
             self._history.encode(state.history, chunk)
 
     def _denoise(

@@ -1,9 +1,8 @@
-"""The camera controls that clients may send to LingBot-World v2: checked here, decoded here, described here.
-Torch-free.
+"""The controls that clients may send to LingBot-World v2: checked here and decoded here. Torch-free.
 
-Three schemas on the one track `camera`. `parse_control` runs in the server and gives canonical JSON; `decode_control`
-runs in the worker and gives a frozen value; `control_schemas` describes the same shapes to clients. What a control
-does to the camera belongs to `reducer.py`.
+Four schemas on the track `camera`, one on the track `prompt`. `parse_control` runs in the server and gives canonical
+JSON; `decode_control` runs in the worker and gives a frozen value. What a control does to the camera belongs to
+`reducer.py`; `control_schemas.py` describes the same shapes to clients.
 
 Axes are OpenCV's (x right, y down, z forward); poses are camera-to-world.
 """
@@ -12,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -24,7 +24,17 @@ from worldmodel.messages import Control
 CAMERA_TRACK = "camera"
 ACTIONS_SCHEMA = "lingbot.camera_actions.v1"
 TRAJECTORY_SCHEMA = "lingbot.camera_trajectory.v1"
+FOLDER_SCHEMA = "lingbot.camera_folder.v1"
 MOTION_SCHEMA = "lingbot.camera_motion.v1"
+
+PROMPT_TRACK = "prompt"
+TRANSITION_SCHEMA = "lingbot.prompt_transition.v1"
+
+SCHEMAS: dict[str, tuple[str, ...]] = {
+    CAMERA_TRACK: (ACTIONS_SCHEMA, TRAJECTORY_SCHEMA, FOLDER_SCHEMA, MOTION_SCHEMA),
+    PROMPT_TRACK: (TRANSITION_SCHEMA,),
+}
+"""What each track takes."""
 
 MAX_TRANSITIONS = 256
 MAX_SCRIPT_LATENT_FRAMES = 4096
@@ -32,6 +42,10 @@ MAX_TRANSITION_CHUNKS = 256
 MAX_COORDINATE = 1e6
 MAX_PIXELS = 65536.0
 MAX_CLIENT_TS_MS = 2.0**53
+MAX_FOLDER_CHARS = 256
+FOLDER_PATTERN = "^[A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*$"
+"""Names joined by slashes; none begins with a dot, so that none leads upwards."""
+
 ROTATION_TOLERANCE = 1e-3
 """How far a rotation may be from orthonormal, and a quaternion from unit length, before it is refused."""
 
@@ -103,6 +117,13 @@ class CameraTrajectory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CameraFolder:
+    """The trajectory in the files of a folder, named by the parts of its path below the server's `camera_root`."""
+
+    parts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CameraMotion:
     """An SE(3) command: `translation` x, y, z and `rotation` as a quaternion x, y, z, w of unit length within
     tolerance.
@@ -117,7 +138,15 @@ class CameraMotion:
     transition_chunks: int = 1
 
 
-CameraControl = CameraActionsState | CameraScript | CameraTrajectory | CameraMotion
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptTransition:
+    """How many chunks the new prompt of the same chunk takes to come into force; without a new prompt nothing."""
+
+    chunks: int
+
+
+CameraControl = CameraActionsState | CameraScript | CameraTrajectory | CameraFolder | CameraMotion
+AnyControl = CameraControl | PromptTransition
 
 
 def parse_control(track: str, schema: str, data: object) -> bytes:
@@ -129,7 +158,7 @@ def parse_control(track: str, schema: str, data: object) -> bytes:
     return json.dumps(_to_json(_read(track, schema, data)), separators=(",", ":"), allow_nan=False).encode()
 
 
-def decode_control(control: Control) -> CameraControl:
+def decode_control(control: Control) -> AnyControl:
     """Read a control that `parse_control` made; anything else raises `RequestRefused` as there."""
     try:
         data = json.loads(control.data)
@@ -138,21 +167,26 @@ def decode_control(control: Control) -> CameraControl:
     return _read(control.track, control.schema, data)
 
 
-def _read(track: str, schema: str, data: object) -> CameraControl:
-    if track != CAMERA_TRACK:
+def _read(track: str, schema: str, data: object) -> AnyControl:
+    if track not in SCHEMAS:
         raise RequestRefused(
-            f"unknown track {track[:100]!r}: expected {CAMERA_TRACK!r}", code="unknown_track", field="track"
+            f"unknown track {track[:100]!r}: expected one of {', '.join(SCHEMAS)}", code="unknown_track", field="track"
         )
+    if schema not in SCHEMAS[track]:
+        hint = nearest(schema, SCHEMAS[track]) or f": track {track} takes {', '.join(SCHEMAS[track])}"
+        raise RequestRefused(f"unknown schema {schema[:100]!r}{hint}", code="unknown_schema", field="schema")
     match schema:
         case "lingbot.camera_actions.v1":
             return _read_actions(data)
         case "lingbot.camera_trajectory.v1":
             return _read_trajectory(data)
+        case "lingbot.camera_folder.v1":
+            return _read_folder(data)
         case "lingbot.camera_motion.v1":
             return _read_motion(data)
-    known = (ACTIONS_SCHEMA, TRAJECTORY_SCHEMA, MOTION_SCHEMA)
-    hint = nearest(schema, known) or f": expected one of {', '.join(known)}"
-    raise RequestRefused(f"unknown schema {schema[:100]!r}{hint}", code="unknown_schema", field="schema")
+        case "lingbot.prompt_transition.v1":
+            return _read_transition(data)
+    raise AssertionError(f"schema {schema} is listed and not read")
 
 
 # ---------------------------------------------------------------- reading
@@ -269,6 +303,18 @@ def _check_rotation(rows: list[Row], path: str) -> None:
         raise _READER.refusal(path, "expected a rotation, got a mirrored one (determinant -1)")
 
 
+def _read_folder(data: object) -> CameraFolder:
+    folder = _READER.read_object(data, "", known=("folder",), required=("folder",))["folder"]
+    if not isinstance(folder, str) or len(folder) > MAX_FOLDER_CHARS or not re.fullmatch(FOLDER_PATTERN[1:-1], folder):
+        raise _READER.expected("folder", "names of letters, digits, ., _ and -, joined by /", folder)
+    return CameraFolder(parts=tuple(folder.split("/")))
+
+
+def _read_transition(data: object) -> PromptTransition:
+    chunks = _READER.read_object(data, "", known=("chunks",), required=("chunks",))["chunks"]
+    return PromptTransition(chunks=_READER.read_integer(chunks, "chunks", minimum=1, maximum=MAX_TRANSITION_CHUNKS))
+
+
 def _read_motion(data: object) -> CameraMotion:
     keys = ("mode", "translation", "rotation", "transition_chunks")
     fields = _READER.read_object(data, "", known=keys, required=("mode", "translation", "rotation"))
@@ -291,7 +337,7 @@ def _read_motion(data: object) -> CameraMotion:
 # ---------------------------------------------------------------- writing
 
 
-def _to_json(control: CameraControl) -> dict[str, Any]:
+def _to_json(control: AnyControl) -> dict[str, Any]:
     match control:
         case CameraActionsState(transitions=transitions):
             return {"mode": "state", "transitions": [_transition_json(transition) for transition in transitions]}
@@ -300,6 +346,10 @@ def _to_json(control: CameraControl) -> dict[str, Any]:
         case CameraTrajectory(poses=poses, intrinsics=intrinsics, intrinsics_size=size):
             data: dict[str, Any] = {"poses": [[pose[row : row + 4] for row in range(0, 16, 4)] for pose in poses]}
             return data | ({"intrinsics": intrinsics, "intrinsics_size": size} if intrinsics else {})
+        case CameraFolder(parts=parts):
+            return {"folder": "/".join(parts)}
+        case PromptTransition(chunks=chunks):
+            return {"chunks": chunks}
         case CameraMotion():
             return {
                 "mode": control.mode,
@@ -312,100 +362,3 @@ def _to_json(control: CameraControl) -> dict[str, Any]:
 def _transition_json(transition: Transition) -> dict[str, Any]:
     time = {} if transition.client_ts_ms is None else {"client_ts_ms": transition.client_ts_ms}
     return {"actions": list(transition.actions)} | time
-
-
-# ---------------------------------------------------------------- schemas
-
-
-def control_schemas() -> dict[str, object]:
-    """Return the JSON Schema of each control's `data`, keyed by schema name.
-
-    Two rules are outside what a schema can say and are checked by the parser alone: rotations are orthonormal, and
-    intrinsics have one row or as many as there are poses.
-    """
-    actions = {
-        "type": "array",
-        "items": {"enum": list(ACTION_ORDER)},
-        "uniqueItems": True,
-        "maxItems": len(ACTION_ORDER),
-    }
-    transition = _object({"actions": actions, "client_ts_ms": _number(0.0, MAX_CLIENT_TS_MS)}, required=("actions",))
-    return {
-        ACTIONS_SCHEMA: {
-            "title": "Camera keys",
-            "oneOf": [
-                _object({"mode": {"const": "state"}, "transitions": _array(transition, 1, MAX_TRANSITIONS)}),
-                _object({"mode": {"const": "state"}, "held": actions}),
-                _object({"mode": {"const": "script"}, "frames": _array(actions, 1, MAX_SCRIPT_LATENT_FRAMES)}),
-            ],
-        },
-        TRAJECTORY_SCHEMA: _trajectory_schema(),
-        MOTION_SCHEMA: {
-            "title": "Camera motion",
-            "oneOf": [
-                _motion_schema(MotionMode.TARGET, MAX_TRANSITION_CHUNKS),
-                _motion_schema(MotionMode.VELOCITY, 1),
-            ],
-        },
-    }
-
-
-def _trajectory_schema() -> dict[str, Any]:
-    coordinate = _number(-MAX_COORDINATE, MAX_COORDINATE)
-    focal, centre = _number(1e-3, MAX_PIXELS), _number(-MAX_PIXELS, MAX_PIXELS)
-    row = {
-        "type": "array",
-        "prefixItems": [focal, focal, centre, centre],
-        "minItems": 4,
-        "maxItems": 4,
-    }
-    side = {"type": "integer", "minimum": 1, "maximum": int(MAX_PIXELS)}
-    last_row = {"type": "array", "prefixItems": [_around(want) for want in (0, 0, 0, 1)], "minItems": 4, "maxItems": 4}
-    pose = {
-        "type": "array",
-        "prefixItems": [*[_array(coordinate, 4, 4)] * 3, last_row],
-        "minItems": 4,
-        "maxItems": 4,
-    }
-    schema = _object(
-        {
-            "poses": _array(pose, 1, MAX_TRAJECTORY_POSES),
-            "intrinsics": _array(row, 1, MAX_TRAJECTORY_POSES),
-            "intrinsics_size": _array(side, 2, 2),
-        },
-        required=("poses",),
-    )
-    return {"title": "Camera trajectory"} | schema | {"dependentRequired": {"intrinsics_size": ["intrinsics"]}}
-
-
-def _motion_schema(mode: MotionMode, max_chunks: int) -> dict[str, Any]:
-    return _object(
-        {
-            "mode": {"const": str(mode)},
-            "translation": _array(_number(-MAX_COORDINATE, MAX_COORDINATE), 3, 3),
-            "rotation": _array(_number(-2.0, 2.0), 4, 4),
-            "transition_chunks": {"type": "integer", "minimum": 1, "maximum": max_chunks},
-        },
-        required=("mode", "translation", "rotation"),
-    )
-
-
-def _object(properties: dict[str, Any], required: tuple[str, ...] | None = None) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties if required is None else required),
-        "additionalProperties": False,
-    }
-
-
-def _array(items: dict[str, Any], minimum: int, maximum: int) -> dict[str, Any]:
-    return {"type": "array", "items": items, "minItems": minimum, "maxItems": maximum}
-
-
-def _number(minimum: float, maximum: float) -> dict[str, Any]:
-    return {"type": "number", "minimum": minimum, "maximum": maximum}
-
-
-def _around(value: float) -> dict[str, Any]:
-    return _number(value - 1e-6, value + 1e-6)

@@ -65,12 +65,15 @@ def plan_kv(
 
 
 def _session_bytes(config: TransformerConfig, vae: WanVAE, plan: PrecisionPlan, *, width: int, height: int) -> int:
-    """Count the VAE caches twice, committed and in flight, then the start image, the condition and the text."""
+    """Count the VAE caches twice, committed and in flight, then the start image, the condition and the text.
+
+    Of text there are two: on the way to a prompt a session keeps the rows that the way began at.
+    """
     latent_pixels = (height // vae.config.spatial_factor) * (width // vae.config.spatial_factor)
     image_bytes = 3 * height * width * FLOAT32_BYTES
     condition_bytes = config.in_channels * config.latent_frames_per_chunk * latent_pixels * FLOAT32_BYTES
     text_bytes = config.text_rows * config.text_dim * plan.linear.itemsize
-    return 2 * vae.cache_bytes(height, width, plan.vae) + image_bytes + condition_bytes + text_bytes
+    return 2 * vae.cache_bytes(height, width, plan.vae) + image_bytes + condition_bytes + 2 * text_bytes
 
 
 def _worker_bytes(config: TransformerConfig, vae: WanVAE, plan: PrecisionPlan, *, width: int, height: int) -> int:

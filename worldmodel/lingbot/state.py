@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
+from worldmodel.lingbot.camera_sources import CameraReducerState
 from worldmodel.lingbot.condition import ConditionState
 from worldmodel.lingbot.noise import NoiseState
-from worldmodel.lingbot.prompts import Prompt
+from worldmodel.lingbot.prompt_transition import PromptCourse
 from worldmodel.lingbot.recache import CleanHistory
-from worldmodel.lingbot.reducer import CameraReducerState
 from worldmodel.messages import MediaFormat
 from worldmodel.wan.vae import VAECache
 
@@ -25,7 +25,7 @@ class LingBotState:
 
     outputs: tuple[MediaFormat, ...]
     image_3HW: torch.Tensor
-    prompt: Prompt
+    text: PromptCourse
     noise: NoiseState
     condition: ConditionState
     camera: CameraReducerState

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import os
 import stat
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +28,9 @@ from worldmodel.lingbot.poses import (
     slerp,
 )
 
-MAX_FILE_POSES = 16384
+MAX_FILE_POSES = 4096
+"""A pose for each media frame of 1024 latent frames, the most that the official code can place."""
+
 MAX_NPY_HEADER_BYTES = 4096
 MEDIA_FRAMES_PER_LATENT_FRAME = 4
 
@@ -40,15 +43,21 @@ class CameraClip:
     intrinsics_n4: Float64
 
 
-def load_clip(folder: Path, *, max_poses: int = MAX_FILE_POSES) -> CameraClip:
+def load_clip(folder: Path, below: Sequence[str] = (), *, max_poses: int = MAX_FILE_POSES) -> CameraClip:
     """Read `poses.npy` [N, 4, 4] and `intrinsics.npy` [N, 4] (or one row) from a folder.
+
+    `below` leads from a trusted folder to the one with the files, a name a step; none of them may be a link.
 
     Raises `RequestRefused` (code ``bad_trajectory``, `field` the file name) for links, special files, files that are
     too large, other shapes or types, values that are not finite, and poses that are not rigid.
     """
-    poses_n44 = _load(folder, "poses.npy", (4, 4), max_poses)
+    folder_fd = _open_folder(folder, below)
+    try:
+        poses_n44 = _load(folder_fd, "poses.npy", (4, 4), max_poses)
+        intrinsics_n4 = _load(folder_fd, "intrinsics.npy", (4,), max_poses)
+    finally:
+        os.close(folder_fd)
     _check_rigid(poses_n44, "poses.npy")
-    intrinsics_n4 = _load(folder, "intrinsics.npy", (4,), max_poses)
     if len(intrinsics_n4) not in (1, len(poses_n44)):
         raise _refusal("intrinsics.npy", f"expected 1 row or {len(poses_n44)}, one a pose, got {len(intrinsics_n4)}")
     if (intrinsics_n4[:, :2] <= 0).any():
@@ -131,9 +140,30 @@ def _refusal(name: str, text: str) -> RequestRefused:
     return RequestRefused(f"{name}: {text}", code="bad_trajectory", field=name)
 
 
-def _load(folder: Path, name: str, row_shape: tuple[int, ...], max_rows: int) -> Float64:
+def _open_folder(folder: Path, below: Sequence[str]) -> int:
+    """Open a folder for reading, following no link from its own name on."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    name, folder_fd = folder.name, -1
+    try:
+        folder_fd = os.open(folder, flags)
+        for part in below:
+            if part in ("", ".", "..") or "/" in part:
+                raise _refusal("folder", f"expected a name, got {part!r}")
+            name = part
+            above_fd, folder_fd = folder_fd, os.open(part, flags, dir_fd=folder_fd)
+            os.close(above_fd)
+    except (OSError, RequestRefused) as error:
+        if folder_fd >= 0:
+            os.close(folder_fd)
+        if isinstance(error, RequestRefused):
+            raise
+        raise _refusal("folder", f"{name!r} cannot be opened: {error.strerror}") from error
+    return folder_fd
+
+
+def _load(folder_fd: int, name: str, row_shape: tuple[int, ...], max_rows: int) -> Float64:
     """Read one array of rows as float64."""
-    data = _read(folder, name, MAX_NPY_HEADER_BYTES + max_rows * 8 * int(np.prod(row_shape)))
+    data = _read(folder_fd, name, MAX_NPY_HEADER_BYTES + max_rows * 8 * int(np.prod(row_shape)))
     expected = f"float rows of shape {list(row_shape)}"
     shape, fortran_order, dtype, offset = _npy_header(data, name)
     if dtype.kind != "f" or dtype.itemsize not in (4, 8):
@@ -152,19 +182,13 @@ def _load(folder: Path, name: str, row_shape: tuple[int, ...], max_rows: int) ->
     return np.ascontiguousarray(array)
 
 
-def _read(folder: Path, name: str, max_bytes: int) -> bytes:
-    """Read a regular file of a folder, following no link in the last two steps of its path."""
-    try:
-        folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError as error:
-        raise _refusal(name, f"the folder {folder.name!r} cannot be opened: {error.strerror}") from error
+def _read(folder_fd: int, name: str, max_bytes: int) -> bytes:
+    """Read a regular file of an open folder; the file may not be a link."""
     try:
         # O_NONBLOCK keeps the open of a named pipe from waiting for a writer.
         file_fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder_fd)
     except OSError as error:
         raise _refusal(name, f"cannot be opened: {error.strerror}") from error
-    finally:
-        os.close(folder_fd)
     try:
         info = os.fstat(file_fd)
         if not stat.S_ISREG(info.st_mode):

@@ -261,7 +261,7 @@ def test_a_prompt_switch_replaces_the_text_and_keeps_history(adapter: LingBotAda
     keys = session.text_keys()
     assert keys is not None
     assert torch.equal(keys, new_keys)
-    assert session.state.prompt.text == OTHER_PROMPT
+    assert session.state.text.prompt.text == OTHER_PROMPT
     assert not np.array_equal(switched, unchanged.latents())
     # The third session had the prompt from the start: same text, other history.
     assert not np.array_equal(switched, fresh.latents())

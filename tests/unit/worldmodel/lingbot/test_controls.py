@@ -12,11 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from worldmodel.errors import RequestRefused
+from worldmodel.lingbot.control_schemas import control_schemas
 from worldmodel.lingbot.controls import (
     ACTIONS_SCHEMA,
+    FOLDER_SCHEMA,
     MAX_SCRIPT_LATENT_FRAMES,
     MOTION_SCHEMA,
+    SCHEMAS,
     TRAJECTORY_SCHEMA,
+    TRANSITION_SCHEMA,
     Action,
     CameraActionsState,
     CameraMotion,
@@ -24,7 +28,6 @@ from worldmodel.lingbot.controls import (
     CameraTrajectory,
     MotionMode,
     Transition,
-    control_schemas,
     decode_control,
     parse_control,
 )
@@ -123,7 +126,7 @@ def test_bad_controls_are_refused_with_a_path(schema: str, data: object, field: 
 
 
 def test_unknown_track_and_schema_are_named() -> None:
-    with pytest.raises(RequestRefused, match="'camera'") as caught:
+    with pytest.raises(RequestRefused, match="one of camera, prompt") as caught:
         parse_control("lens", ACTIONS_SCHEMA, {})
     assert (caught.value.code, caught.value.field) == ("unknown_track", "track")
     with pytest.raises(RequestRefused, match=r"did you mean 'lingbot\.camera_actions\.v1'") as caught:
@@ -173,6 +176,8 @@ DATA: dict[str, st.SearchStrategy[Any]] = {
             "scale": NUMBERS,
         }
     ),
+    FOLDER_SCHEMA: some_of({"folder": st.sampled_from(["walk", "a/b.c", "../a", "", "a//b", "a/", ".a", 3])}),
+    TRANSITION_SCHEMA: some_of({"chunks": NUMBERS, "prompt": st.just("a")}),
     MOTION_SCHEMA: some_of(
         {
             "mode": st.sampled_from(["velocity", "target", "state"]),
@@ -192,6 +197,8 @@ GOOD: dict[str, st.SearchStrategy[Any]] = {
         {"poses": st.just([IDENTITY])},
         optional={"intrinsics": st.just([[500, 500, 416, 240]]), "intrinsics_size": SIZES},
     ),
+    FOLDER_SCHEMA: st.fixed_dictionaries({"folder": st.sampled_from(["walks/first", "W-1_2.x"])}),
+    TRANSITION_SCHEMA: st.fixed_dictionaries({"chunks": st.integers(0, 300)}),
     MOTION_SCHEMA: st.fixed_dictionaries(
         {"mode": st.sampled_from(["velocity", "target"]), "translation": st.lists(NUMBERS, min_size=3, max_size=3)},
         optional={"rotation": st.just([0, 0.6, 0, 0.8]), "transition_chunks": st.integers(0, 3)},
@@ -199,8 +206,12 @@ GOOD: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
-@pytest.mark.parametrize("schema", [ACTIONS_SCHEMA, TRAJECTORY_SCHEMA, MOTION_SCHEMA])
-def test_schema_and_parser_agree(schema: str) -> None:
+def test_every_schema_is_described() -> None:
+    assert set(control_schemas()) == {schema for schemas in SCHEMAS.values() for schema in schemas}
+
+
+@pytest.mark.parametrize(("track", "schema"), [(track, schema) for track, names in SCHEMAS.items() for schema in names])
+def test_schema_and_parser_agree(track: str, schema: str) -> None:
     document = control_schemas()[schema]
     assert isinstance(document, dict)
     jsonschema.Draft202012Validator.check_schema(document)
@@ -211,14 +222,14 @@ def test_schema_and_parser_agree(schema: str) -> None:
     @given(st.one_of(DATA[schema], GOOD[schema]))
     def agree(data: object) -> None:
         try:
-            canonical = json.loads(parse_control("camera", schema, data))
+            canonical = json.loads(parse_control(track, schema, data))
             accepted = True
         except RequestRefused:
             accepted = False
         assert validator.is_valid(data) == accepted, data
         if accepted:
             assert validator.is_valid(canonical), canonical
-            assert json.loads(parse_control("camera", schema, canonical)) == canonical
+            assert json.loads(parse_control(track, schema, canonical)) == canonical
         verdicts.add(accepted)
 
     agree()

@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from worldmodel.errors import RequestRefused
+from worldmodel.lingbot.camera_sources import CameraReducerState, HeldKeys, fold_keys
 from worldmodel.lingbot.config import CameraScale, LingBotOptions, ReferenceIntrinsics
 from worldmodel.lingbot.controls import ACTIONS_SCHEMA, MOTION_SCHEMA, TRAJECTORY_SCHEMA, Action, parse_control
 from worldmodel.lingbot.poses import framewise, rotation_x, rotation_y
-from worldmodel.lingbot.reducer import CameraPlan, CameraReducer, CameraReducerState, HeldKeys, fold_keys
+from worldmodel.lingbot.reducer import CameraPlan, CameraReducer
 from worldmodel.messages import Control, ControlEvent
 
 WIDTH, HEIGHT, COUNT = 160, 96, 3

@@ -67,7 +67,7 @@ def test_links_and_special_files_are_refused(tmp_path: Path) -> None:
     write(real, turning(4))
     linked_folder = tmp_path / "linked"
     linked_folder.symlink_to(real)
-    refuse(linked_folder, "poses.npy", "cannot be opened")
+    refuse(linked_folder, "folder", "cannot be opened")
     (real / "poses.npy").rename(real / "other.npy")
     (real / "poses.npy").symlink_to("other.npy")
     refuse(real, "poses.npy", "cannot be opened")
