@@ -71,6 +71,23 @@ async def test_a_transient_rollback_is_retried_only_if_configured(retries: int) 
             await socket.error(code="tick_failed")
 
 
+async def test_a_retry_that_is_refused_leaves_the_next_chunk_a_retry_of_its_own() -> None:
+    async with serving(session=SessionSection(retry_rolled_back_ticks=1)) as server:
+        socket = await server.connect()
+        started = await socket.start()
+        await server.pause(socket)
+        await socket.send("session.event", event_id=1, prompt="x")
+        await socket.expect("event.queued")
+        hiccup = TickRolledBack("hiccup", transient=True)
+        server.worker.tick_failures.extend([hiccup, RequestRefused("no", code="bad_control"), hiccup])
+        made_before = server.session(started).next_chunk_index
+        await socket.send("session.unpause")
+        await socket.error(code="bad_control")
+        await socket.expect("event.dropped", event_id=1, reason="failed")
+        await server.until(lambda: server.session(started).next_chunk_index > made_before)
+        assert not server.worker.tick_failures
+
+
 async def test_events_that_the_model_refuses_are_dropped_and_the_session_goes_on(server: Server) -> None:
     socket = await server.connect()
     await socket.start()

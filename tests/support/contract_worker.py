@@ -326,8 +326,11 @@ class ContractWorker:
     ) -> WorldModelError | None:
         match fate:
             case Fate.REFUSED:
-                if isinstance(message, Tick) and not message.events:
-                    self._doubt(message.session_id)
+                held = self.sessions.get(message.session_id)
+                if held is not None and isinstance(message, Tick):
+                    # The server goes on with another tick, unless there were no events to go on without.
+                    held.retry_of = None
+                    held.is_known = held.is_known and bool(message.events)
                 return RequestRefused("not with me", code="bad_control")
             case Fate.ROLLED_BACK:
                 self._doubt(message.session_id)
