@@ -77,7 +77,7 @@ class ServerProcess:
 
     def worker(self) -> psutil.Process:
         """Return the worker's process."""
-        (worker,) = (child for child in self.ps.children() if "worldmodel.worker" in " ".join(child.cmdline()))
+        (worker,) = (child for child in self.ps.children() if "--socket-fd" in child.cmdline())
         return worker
 
     def until(self, condition: Callable[[], object], *, what: str, timeout_s: float = START_TIMEOUT_S) -> None:
@@ -109,25 +109,28 @@ class ServerProcess:
 def server_process(
     folder: Path, *flags: str, capacity: int = 3, chunk_ms: float = 20.0, load_ms: float = 0.0, wait: bool = True
 ) -> Iterator[ServerProcess]:
-    """Start a server on a free port; with `wait` until it is ready."""
+    """Start a server of the fake model on a free port; with `wait` until it is ready."""
     config = folder / "fake.toml"
     config.write_text(CONFIG.format(capacity=capacity, chunk_ms=chunk_ms, load_ms=load_ms), encoding="utf-8")
+    with running_command("server", "serve", str(config), "--port", "0", *flags) as server:
+        if wait:
+            server.until_ready()
+        yield server
+
+
+@contextmanager
+def running_command(*arguments: str) -> Iterator[ServerProcess]:
+    """Run `python -m ARGUMENTS`, which says where it listens, until the caller is done; nothing of it may be left."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
-        [sys.executable, "-m", "server", "serve", str(config), "--port", "0", *flags],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
+        [sys.executable, "-m", *arguments], stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT
     )
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
         match = re.search(r"http://\S+", line)
         assert match, f"the server said {line!r}"
-        server = ServerProcess(process, match[0])
-        if wait:
-            server.until_ready()
-        yield server
+        yield ServerProcess(process, match[0])
     finally:
         children = [] if process.poll() is not None else psutil.Process(process.pid).children(recursive=True)
         process.terminate()
