@@ -46,6 +46,7 @@ def _require(condition: bool, key: str, expected: str, value: object) -> None:
 
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
+SAME_SESSION = ("refuse", "take_over")
 PRESETS = ("ultrafast", "superfast", "veryfast", "faster", "fast", "medium", "slow")
 
 
@@ -198,6 +199,31 @@ class KVCacheSection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RobotSection:
+    """Robot clients; these values count where a robot model is served.
+
+    A connection that asks for nothing for `idle_s` is closed, a session of the REST interface after `rest_idle_s`; None
+    means no limit. `same_session`: whether a second connection that names a session "refuse"s or does "take_over". A
+    connection that names more than `max_sessions_per_connection` sessions gives up the one it used longest ago.
+    """
+
+    idle_s: float | None = 30.0
+    rest_idle_s: float | None = 600.0
+    max_message_bytes: int = 64 * 1024 * 1024
+    same_session: str = "refuse"
+    max_sessions_per_connection: int = 4
+
+    def __post_init__(self) -> None:
+        for name in ("idle_s", "rest_idle_s"):
+            value = getattr(self, name)
+            _require(value is None or value > 0, f"robot.{name}", "seconds above 0", value)
+        for name in ("max_message_bytes", "max_sessions_per_connection"):
+            _require(getattr(self, name) >= 1, f"robot.{name}", "a number from 1", getattr(self, name))
+        policies = f"one of {', '.join(SAME_SESSION)}"
+        _require(self.same_session in SAME_SESSION, "robot.same_session", policies, self.same_session)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StartImageConfig:
     """A start image on offer and the prompt that suits it. `file` is relative to the checkpoint folder."""
 
@@ -245,6 +271,7 @@ class ServerConfig:
     limits: LimitsSection = LimitsSection()
     media: MediaSection = MediaSection()
     recording: RecordingSection = RecordingSection()
+    robot: RobotSection = RobotSection()
     worker: WorkerSection = WorkerSection()
     kvcache: KVCacheSection = KVCacheSection()
 
@@ -264,6 +291,7 @@ SECTIONS: dict[str, type] = {
     "limits": LimitsSection,
     "media": MediaSection,
     "recording": RecordingSection,
+    "robot": RobotSection,
     "worker": WorkerSection,
     "kvcache": KVCacheSection,
     "model": ModelSection,

@@ -27,6 +27,21 @@ def write(tmp_path: Path):
     return _write
 
 
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("idle_s = 0", "robot.idle_s: expected seconds above 0, got 0.0"),
+        ("rest_idle_s = -1.0", "robot.rest_idle_s: expected seconds above 0, got -1.0"),
+        ("max_message_bytes = 0", "robot.max_message_bytes: expected a number from 1, got 0"),
+        ("max_sessions_per_connection = 0", "robot.max_sessions_per_connection: expected a number from 1, got 0"),
+        ('same_session = "share"', "robot.same_session: expected one of refuse, take_over, got 'share'"),
+    ],
+)
+def test_a_wrong_value_for_robots_is_named(write, line: str, complaint: str):
+    with pytest.raises(ConfigError, match=complaint):
+        load_config(write(MINIMAL + f"[robot]\n{line}\n"), environment={})
+
+
 def test_flag_wins_over_environment_wins_over_file(write):
     path = write(MINIMAL + "[session]\nlead_chunks = 2\n[server]\nport = 1\n[media]\ncrf = 30\n")
     config = load_config(
