@@ -119,6 +119,15 @@ class HistoryFixed(KVCacheError):
     """Refuse to write history anew where storage was not planned for it, or after the chunk's own K/V."""
 
 
+class AttentionUnavailable(KVCacheError):
+    """Refuse an attention backend that can't run here, with the reason."""
+
+    def __init__(self, name: str, *, reason: str) -> None:
+        super().__init__(f"attention {name!r} can't be used: {reason}")
+        self.name = name
+        self.reason = reason
+
+
 class CrossStoreEmpty(KVCacheError):
     """Refuse to attend over a store that holds nothing."""
 

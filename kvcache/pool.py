@@ -7,6 +7,7 @@ S visible rows, B streams of a layer (its branches, or one), H heads, D head siz
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -15,6 +16,20 @@ from torch import Tensor
 from kvcache import slots
 from kvcache.page_table import StagedChunk
 from kvcache.spec import RESERVED_PAGES, KVSpec, Storage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class WritableRows:
+    """Where frames of one layer go, for kernels that write K and V in place: any order, every row once.
+
+    `k_XHD` and `v_XHD` are all rows of the layer's storage. Frame f takes `tokens_per_frame` rows from
+    `first_rows_F[f]` on (int64, on the storage's device).
+    """
+
+    k_XHD: Tensor
+    v_XHD: Tensor
+    first_rows_F: Tensor
+    tokens_per_frame: int
 
 
 class BoundChunk(Protocol):
@@ -26,6 +41,10 @@ class BoundChunk(Protocol):
 
     def write_registers(self, layer: int, local_slot: int, k_RHD: Tensor, v_RHD: Tensor) -> None:
         """Copy the chunk's non-video K/V to the register rows."""
+        ...
+
+    def writable(self, layer: int, local_slot: int, frames: Sequence[int]) -> WritableRows:
+        """Return the rows of visible frames, for a kernel that writes them."""
         ...
 
     def visible(self, layer: int, local_slot: int, num_registers: int) -> tuple[Tensor, Tensor]:
@@ -127,6 +146,7 @@ class _ExtentChunk:
         self._extents = [slots.layer_extents(spec, staged, layer) for layer in range(spec.num_layers)]
         self._runs = slots.write_runs(spec, staged)
         self._first_row, self._end_row = slots.visible_rows(spec, staged)
+        self._first_rows: dict[tuple[int, tuple[int, ...]], Tensor] = {}
 
     def write(self, layer: int, local_slot: int, k_NHD: Tensor, v_NHD: Tensor) -> None:
         self._write_runs(layer, local_slot, self._runs, k_NHD, v_NHD)
@@ -143,6 +163,19 @@ class _ExtentChunk:
             for run in runs:
                 target_NHD = rows_XHD[run.target_row : run.target_row + run.num_rows]
                 target_NHD.copy_(new_NHD[run.source_row : run.source_row + run.num_rows])
+
+    def writable(self, layer: int, local_slot: int, frames: Sequence[int]) -> WritableRows:
+        spec, extent = self._pool.spec, self._extents[layer].start + local_slot
+        key = (extent, tuple(frames))
+        if key not in self._first_rows:
+            rows = tuple(extent * spec.extent_tokens + row for row in slots.first_rows(spec, frames))
+            self._first_rows[key] = _index(rows, self._pool.example.device)
+        return WritableRows(
+            k_XHD=self._pool.k_EXHD[layer].flatten(0, 1),
+            v_XHD=self._pool.v_EXHD[layer].flatten(0, 1),
+            first_rows_F=self._first_rows[key],
+            tokens_per_frame=spec.tokens_per_latent_frame,
+        )
 
     def read_frames(self, layer: int, local_slot: int, frames: Sequence[int]) -> tuple[Tensor, Tensor]:
         extent, runs = self._extents[layer].start + local_slot, slots.frame_runs(self._pool.spec, frames)
@@ -213,6 +246,7 @@ class _PagedChunk:
         self._staged = staged
         self._chunk = [_index(slots.chunk_pages(staged, slot), pool.device) for slot in local_slots]
         self._visible = [_index(slots.visible_pages(staged, slot), pool.device) for slot in local_slots]
+        self._first_rows: dict[tuple[int, tuple[int, ...]], Tensor] = {}
 
     def write(self, layer: int, local_slot: int, k_NHD: Tensor, v_NHD: Tensor) -> None:
         self._write_pages(layer, self._chunk[local_slot], k_NHD, v_NHD)
@@ -225,6 +259,17 @@ class _PagedChunk:
         return (
             self._pool.k_PTHD[layer].index_select(0, index_F).flatten(0, 1),
             self._pool.v_PTHD[layer].index_select(0, index_F).flatten(0, 1),
+        )
+
+    def writable(self, layer: int, local_slot: int, frames: Sequence[int]) -> WritableRows:
+        key, tokens = (local_slot, tuple(frames)), self._pool.spec.tokens_per_latent_frame
+        if key not in self._first_rows:
+            self._first_rows[key] = self._pages_of(local_slot, frames) * tokens
+        return WritableRows(
+            k_XHD=self._pool.k_PTHD[layer].flatten(0, 1),
+            v_XHD=self._pool.v_PTHD[layer].flatten(0, 1),
+            first_rows_F=self._first_rows[key],
+            tokens_per_frame=tokens,
         )
 
     def _pages_of(self, local_slot: int, frames: Sequence[int]) -> Tensor:

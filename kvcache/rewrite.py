@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from kvcache.attention import Attention
     from kvcache.cross_store import CrossStore
-    from kvcache.pool import BoundChunk
+    from kvcache.pool import BoundChunk, WritableRows
 
 
 class Locate(Protocol):
@@ -105,6 +105,12 @@ class HistoryPart:
         check_rows(f"V of layer {layer}", v_NHD, shape, self._rewrite.like)
         self._rewrite.bound.write_frames(layer, slot, self.latent_frames, k_NHD, v_NHD)
         self._written.add((layer, slot))
+
+    def rows_to_write(self, layer: int, *, branch: int = 0) -> WritableRows:
+        """Return the part's rows of one layer for a kernel that writes K and V in place; counts as `write`."""
+        slot = self._rewrite.locate("rows_to_write", layer, branch)
+        self._written.add((layer, slot))
+        return self._rewrite.bound.writable(layer, slot, self.latent_frames)
 
     def attend(self, layer: int, q_NHD: Tensor, *, branch: int = 0) -> Tensor:
         """Return attention [N, H, D] of any queries over the part and the history before it, registers left out.

@@ -58,6 +58,12 @@ def frame_runs(spec: KVSpec, latent_frames: Iterable[int]) -> tuple[RowRun, ...]
     return tuple(runs)
 
 
+def first_rows(spec: KVSpec, latent_frames: Iterable[int]) -> tuple[int, ...]:
+    """Return the first row of each frame in its extent."""
+    tokens = spec.tokens_per_latent_frame
+    return tuple(spec.register_tokens + ring_slot(spec, frame) * tokens for frame in latent_frames)
+
+
 def chunk_pages(staged: StagedChunk, local_slot: int) -> tuple[int, ...]:
     """Return the page of each frame of the chunk, for one local branch."""
     return tuple(pages[local_slot] for pages in staged.pages)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from kvcache.attention import Attention
     from kvcache.cross_store import CrossStore, CrossStores
-    from kvcache.pool import BoundChunk, KVPool
+    from kvcache.pool import BoundChunk, KVPool, WritableRows
 
 
 class ChunkState(StrEnum):
@@ -38,6 +38,8 @@ class LayerKV(Protocol):
     """What a forward needs of the cache: the chunk in flight, or a part of history that is written anew."""
 
     def write(self, layer: int, k_NHD: Tensor, v_NHD: Tensor, *, branch: int = 0) -> None: ...
+
+    def rows_to_write(self, layer: int, *, branch: int = 0) -> WritableRows: ...
 
     def attend(self, layer: int, q_NHD: Tensor, *, branch: int = 0) -> Tensor: ...
 
@@ -135,6 +137,17 @@ class ChunkTransaction:
             self._table.mark_overwritten(self._staged)
         self._bound.write(layer, slot, k_NHD, v_NHD)
         self._written.add((layer, slot))
+
+    def rows_to_write(self, layer: int, *, branch: int = 0) -> WritableRows:
+        """Return the chunk's rows of one layer for a kernel that writes K and V in place; counts as `write`.
+
+        The caller must have enqueued the writing of every row before it attends or commits.
+        """
+        slot = self._locate("rows_to_write", layer, branch)
+        if not self._written:
+            self._table.mark_overwritten(self._staged)
+        self._written.add((layer, slot))
+        return self._bound.writable(layer, slot, self._staged.latent_frames)
 
     def write_registers(self, layer: int, k_RHD: Tensor, v_RHD: Tensor, *, branch: int = 0) -> None:
         """Copy K and V of non-video tokens that `attend` sees until they are replaced or the chunk ends.

@@ -91,3 +91,25 @@ def test_storage_can_be_written_in_and_out_of_inference_mode() -> None:
     bound.write(0, 0, trained, trained)
     assert not pool.k_EXHD[0].requires_grad
     assert torch.equal(bound.visible(0, 0, 0)[0], trained)
+
+
+@pytest.mark.parametrize("storage", Storage)
+def test_rows_written_in_place_are_those_that_write_fills(storage: Storage) -> None:
+    spec = tiny_spec(sink=2, window=5, chunk=3, tokens=4, registers=2, num_branches=2, storage=storage)
+    by_copy, in_place = (allocate_pool(spec, 2, CPU, torch.float32) for _ in range(2))
+    table = make_table(spec, extent=1 if storage is Storage.EXTENTS else None)
+    rng = generator(2)
+    for _ in range(4):
+        staged = table.stage(3)
+        copying, placing = by_copy.bind(staged), in_place.bind(staged)
+        for branch in (1, 0):
+            k_NHD, v_NHD = random_pair(spec, 12, rng)
+            copying.write(1, branch, k_NHD, v_NHD)
+            rows = placing.writable(1, branch, staged.latent_frames)
+            for frame, first in enumerate(rows.first_rows_F.tolist()):
+                chunk_rows = slice(frame * rows.tokens_per_frame, (frame + 1) * rows.tokens_per_frame)
+                rows.k_XHD[first : first + rows.tokens_per_frame] = k_NHD[chunk_rows]
+                rows.v_XHD[first : first + rows.tokens_per_frame] = v_NHD[chunk_rows]
+            for got, expected in zip(placing.visible(1, branch, 0), copying.visible(1, branch, 0), strict=True):
+                assert torch.equal(got, expected)
+        table.commit(staged)
