@@ -1,0 +1,358 @@
+"""The DreamZero transformer: all branches in one forward, observed frames committed, noisy frames drafted.
+
+The forward is split by how often a part changes. Constant for a model: `time_constants`, `action_time`. Once per prompt:
+`publish_text`. Once per run: `publish_image`. Once per call: `frame_inputs`. Per step: `velocity`. Observed frames:
+`commit`, which stops after K and V of the last layer.
+
+Before the first cross-attention all branches are equal, so that layer 0 has one stream of self-attention.
+
+Shapes: B streams, T tokens of a forward (video in (frame, row, column) order, then actions, then state), V video tokens,
+D model width, H heads, K head size, P rotated pairs, L text rows, I image width, C channels, F latent frames, Y and X
+latent rows and columns, N actions, A action width.
+Source of the formulas: DreamZero official code, the causal Wan model of its action head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from kvcache.spec import AtWindow, Branch, CrossStoreSpec, KVSpec
+from kvcache.transaction import BranchedLayerKV
+from worldmodel.dreamzero.transformer_config import TransformerConfig
+from worldmodel.dreamzero.transformer_layers import (
+    ActionEncoder,
+    CategoryPerceptron,
+    Head,
+    ImageProjection,
+    Layer,
+    Segment,
+    TimeConstants,
+    action_time_encoding,
+)
+from worldmodel.wan.layers import PATCH, patchify, sinusoid, unpatchify
+from worldmodel.wan.precision import PrecisionPlan, precision_plan
+from worldmodel.wan.rope import RopeTable, axis_angles, rotate
+
+TEXT_STORE = "text"
+IMAGE_STORE = "image"
+
+POSITIVE, NEGATIVE = 0, 1
+BRANCHES = (Branch(name="positive", local_slot=0), Branch(name="negative", local_slot=1))
+NUM_BRANCHES = len(BRANCHES)
+
+SHARED_LAYERS = 1
+"""Layers whose self-attention no text has reached yet."""
+
+
+class DraftKV(BranchedLayerKV, Protocol):
+    """K/V of a forward with action and state tokens; `kvcache.draft.ChunkDraft`."""
+
+    def write_registers_all(self, layer: int, k_BRHD: Tensor, v_BRHD: Tensor) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """Constants of one denoising step: the timestep of the video and that of actions and state."""
+
+    video: TimeConstants
+    action: TimeConstants
+    action_encoding_D: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameInputs:
+    """What the forwards over the same latent frames share. `condition` is None without condition channels.
+
+    `state_1D` and rotations of registers are there for a draft only.
+    """
+
+    condition: Tensor | None
+    rotations: Tensor
+    state_1D: Tensor | None
+    num_latent_frames: int
+    latent_height: int
+    latent_width: int
+
+    @property
+    def num_video_tokens(self) -> int:
+        return self.num_latent_frames * (self.latent_height // PATCH) * (self.latent_width // PATCH)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Velocity:
+    """Predicted flow (noise - clean), float32: of the video in every branch, of the actions in the positive one."""
+
+    video_BCFYX: Tensor
+    action_NA: Tensor
+
+
+def kv_geometry(
+    config: TransformerConfig,
+    plan: PrecisionPlan,
+    *,
+    latent_height: int,
+    latent_width: int,
+    requested_sessions: int = 1,
+) -> KVSpec:
+    """Return what the K/V cache must hold for this transformer at one latent size."""
+    text = CrossStoreSpec(name=TEXT_STORE, num_tokens=config.text_rows, num_heads=config.num_heads)
+    image = CrossStoreSpec(
+        name=IMAGE_STORE, num_tokens=config.image_tokens, num_heads=config.num_heads, shared_between_branches=True
+    )
+    return KVSpec(
+        num_layers=config.num_layers,
+        num_kv_heads=config.num_heads,
+        head_dim=config.head_dim,
+        tokens_per_latent_frame=(latent_height // PATCH) * (latent_width // PATCH),
+        latent_frames_per_chunk=config.latent_frames_per_chunk,
+        sink_latent_frames=0,
+        window_latent_frames=config.window_latent_frames,
+        element_bytes=plan.linear.itemsize,
+        at_window=AtWindow.RESTART,
+        branches=BRANCHES,
+        register_tokens=config.register_tokens,
+        cross_stores=(text, image),
+        requested_sessions=requested_sessions,
+        rewritable_history=True,
+        draft_latent_frames=config.latent_frames_per_chunk,
+        shared_layers=SHARED_LAYERS,
+    )
+
+
+class DreamZeroTransformer(nn.Module):
+    """The network. Parameters have the checkpoint's names and are left uninitialised.
+
+    Call `apply_precision` once after the weights are loaded.
+    """
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        width = config.width
+        self.config = config
+        self.patch_embedding = nn.Conv3d(config.in_channels, width, (1, PATCH, PATCH), (1, PATCH, PATCH))
+        self.text_embedding = nn.Sequential(
+            nn.Linear(config.text_dim, width), nn.GELU(approximate="tanh"), nn.Linear(width, width)
+        )
+        self.time_embedding = nn.Sequential(nn.Linear(config.freq_dim, width), nn.SiLU(), nn.Linear(width, width))
+        self.time_projection = nn.Sequential(nn.SiLU(), nn.Linear(width, 6 * width))
+        self.img_emb = ImageProjection(config.image_dim, width)
+        self.layers = tuple(Layer(config) for _ in range(config.num_layers))
+        self.blocks = nn.ModuleList(self.layers)
+        self.head = Head(config, PATCH * PATCH)
+        self.state_encoder = CategoryPerceptron(config.state_dim, config.adapter_dim, width)
+        self.action_encoder = ActionEncoder(config.action_dim, width)
+        self.action_decoder = CategoryPerceptron(width, config.adapter_dim, config.action_dim)
+        self.plan = precision_plan("fp32")
+        self._rope_tables: dict[tuple[int, int], RopeTable] = {}
+        self._rotations: dict[tuple[int, int, int, int, bool], Tensor] = {}
+
+    @property
+    def device(self) -> torch.device:
+        return self.patch_embedding.weight.device
+
+    def apply_precision(self, plan: PrecisionPlan) -> None:
+        """Bring loaded weights into the number formats of a plan; call once."""
+        self.plan = plan
+        self.requires_grad_(False).to(plan.linear)
+        self.time_embedding.float()
+        self.time_projection.float()
+        self.head.float()
+        for layer in self.layers:
+            layer.norm3.float()
+            layer.modulation.data = layer.modulation.data.float()
+
+    # ------------------------------------------------------------ constants of the model
+
+    def time_constants(self, timestep: int) -> TimeConstants:
+        """Derive all modulation of one timestep. It is the same for every token, session and call."""
+        features = sinusoid(torch.tensor([timestep], dtype=torch.float64, device=self.device), self.config.freq_dim)
+        embedding_1D = self.time_embedding(features)
+        projection_6D = self.time_projection(embedding_1D).reshape(6, -1)
+        shift, scale = (self.head.modulation[0] + embedding_1D).unbind(0)
+        return TimeConstants(
+            timestep=timestep,
+            layers=tuple(layer.time_modulation(projection_6D, self.plan.residual) for layer in self.layers),
+            head_shift=shift,
+            head_scale=1.0 + scale,
+        )
+
+    def step_time(self, video: TimeConstants, action: TimeConstants) -> StepTime:
+        """Join the constants of a step; `video` and `action` may be the same object."""
+        timestep = torch.tensor([action.timestep], device=self.device)
+        return StepTime(
+            video=video,
+            action=action,
+            action_encoding_D=action_time_encoding(timestep, self.config.width)[0],
+        )
+
+    # ------------------------------------------------------------ once per prompt, once per run
+
+    def publish_text(self, rows_LC: Tensor, kv: BranchedLayerKV, *, branch: int) -> None:
+        """Fill a branch's text store of every layer from the encoder's real rows.
+
+        Attention sees `text_rows` rows without a mask; those past the prompt are zero before they are embedded.
+        """
+        num_padding = self.config.text_rows - rows_LC.shape[0]
+        if num_padding < 0:
+            raise ValueError(f"text has {rows_LC.shape[0]} rows, at most {self.config.text_rows} are attended to")
+        padded_LC = torch.cat([rows_LC, rows_LC.new_zeros(num_padding, rows_LC.shape[1])])
+        text_LD = self.text_embedding(padded_LC.to(self.plan.linear))
+        kv.cross_store(TEXT_STORE, branch=branch).publish(
+            [layer.cross_attn.key_value(text_LD) for layer in self.layers]
+        )
+
+    def publish_image(self, tokens_TI: Tensor, kv: BranchedLayerKV) -> None:
+        """Fill the image store of every layer, which all branches share."""
+        image_TD = self.img_emb(tokens_TI.to(self.plan.linear))
+        kv.cross_store(IMAGE_STORE).publish([layer.cross_attn.image_key_value(image_TD) for layer in self.layers])
+
+    # ------------------------------------------------------------ once per call
+
+    def frame_inputs(
+        self,
+        condition_CFYX: Tensor | None,
+        *,
+        first_latent_frame: int,
+        shape_FYX: tuple[int, int, int],
+        state_A: Tensor | None = None,
+    ) -> FrameInputs:
+        """Prepare what the forwards over the same latent frames share.
+
+        `state_A` is the normalised state, given for a draft: its action and state tokens follow the video.
+        """
+        num_latent_frames, latent_height, latent_width = shape_FYX
+        is_draft = state_A is not None
+        key = (first_latent_frame, num_latent_frames, latent_height, latent_width, is_draft)
+        if key not in self._rotations:
+            self._rotations[key] = self._make_rotations(*key).to(self.device, self.plan.rope)
+        return FrameInputs(
+            condition=None if condition_CFYX is None else patchify(condition_CFYX.to(self.plan.linear)),
+            rotations=self._rotations[key],
+            state_1D=None if state_A is None else self.state_encoder(state_A.to(self.plan.linear)[None]),
+            num_latent_frames=num_latent_frames,
+            latent_height=latent_height,
+            latent_width=latent_width,
+        )
+
+    def _make_rotations(
+        self, first_latent_frame: int, num_latent_frames: int, latent_height: int, latent_width: int, is_draft: bool
+    ) -> Tensor:
+        """Return rotations, complex128 [T, 1, P]: video by frame, row and column, registers along one axis.
+
+        Action j of the draft that starts at frame s stands at N * k + j, the state at k = (s - 1) // F. Nothing keeps
+        those apart from each other or from the frames.
+        """
+        grid = (latent_height // PATCH, latent_width // PATCH)
+        if grid not in self._rope_tables:
+            self._rope_tables[grid] = RopeTable(head_dim=self.config.head_dim, grid_height=grid[0], grid_width=grid[1])
+        video_V1P = self._rope_tables[grid].rotations(first_latent_frame, num_latent_frames)
+        if not is_draft:
+            return video_V1P
+        index = (first_latent_frame - 1) // self.config.latent_frames_per_chunk
+        actions = self.config.actions_per_chunk
+        positions = torch.cat([torch.arange(actions * index, actions * (index + 1)), torch.tensor([index])])
+        angles = axis_angles(positions, self.config.head_dim // 2)
+        return torch.cat([video_V1P, torch.polar(torch.ones_like(angles), angles)[:, None, :]])
+
+    # ------------------------------------------------------------ the forwards
+
+    def commit(self, x_CFYX: Tensor, time: TimeConstants, inputs: FrameInputs, chunk: BranchedLayerKV) -> None:
+        """Store K and V of observed frames in every layer and branch."""
+        h_1VD = self._embed_video(x_CFYX, inputs)[None]
+        segments = (Segment(rows=slice(0, h_1VD.shape[1]), time=time),)
+        last = len(self.layers) - 1
+        for index in range(last):
+            h_1VD = self._run_layer(index, h_1VD, inputs, segments, chunk)
+        a_BVD = self.layers[last].self_attention_input(h_1VD, last, segments)
+        chunk.write_all(last, *self._key_value(last, a_BVD, inputs))
+
+    def velocity(
+        self, x_CFYX: Tensor, action_NA: Tensor, step: StepTime, inputs: FrameInputs, draft: DraftKV
+    ) -> Velocity:
+        """Predict the flow of noisy latents and actions. K and V go to `draft`, over those of the step before."""
+        h_BTD, segments = self._embed_draft(x_CFYX, action_NA, step, inputs)
+        for index in range(len(self.layers)):
+            h_BTD = self._run_layer(index, h_BTD, inputs, segments, draft, registers=draft)
+        first_action = inputs.num_video_tokens
+        actions_ND = h_BTD[POSITIVE, first_action : first_action + action_NA.shape[0]]
+        return Velocity(
+            video_BCFYX=self._video_flow(h_BTD[:, :first_action], step.video, inputs),
+            action_NA=self.action_decoder(actions_ND.to(self.plan.linear)).float(),
+        )
+
+    def _embed_draft(
+        self, x_CFYX: Tensor, action_NA: Tensor, step: StepTime, inputs: FrameInputs
+    ) -> tuple[Tensor, tuple[Segment, ...]]:
+        assert inputs.state_1D is not None, "a draft needs the robot's state"
+        actions_ND = self.action_encoder(action_NA.to(self.plan.linear), step.action_encoding_D)
+        tokens = [self._embed_video(x_CFYX, inputs), actions_ND, inputs.state_1D]
+        h_1TD = torch.cat([token.to(self.plan.residual) for token in tokens])[None]
+        num_video, num_tokens = inputs.num_video_tokens, h_1TD.shape[1]
+        if step.video is step.action:
+            return h_1TD, (Segment(rows=slice(0, num_tokens), time=step.video),)
+        video = Segment(rows=slice(0, num_video), time=step.video)
+        return h_1TD, (video, Segment(rows=slice(num_video, num_tokens), time=step.action))
+
+    def _embed_video(self, x_CFYX: Tensor, inputs: FrameInputs) -> Tensor:
+        """Return video tokens [V, D]."""
+        features = patchify(x_CFYX.to(self.plan.linear))
+        if inputs.condition is not None:
+            features = torch.cat([features, inputs.condition], dim=-1)
+        weight = self.patch_embedding.weight.flatten(1)
+        return nn.functional.linear(features, weight, self.patch_embedding.bias).to(self.plan.residual)
+
+    def _run_layer(
+        self,
+        index: int,
+        h_BTD: Tensor,
+        inputs: FrameInputs,
+        segments: Sequence[Segment],
+        kv: BranchedLayerKV,
+        registers: DraftKV | None = None,
+    ) -> Tensor:
+        """Run one layer. B is 1 on entry to layer 0 and the number of branches afterwards."""
+        layer, num_video = self.layers[index], inputs.num_video_tokens
+        a_BTD = layer.self_attention_input(h_BTD, index, segments)
+        k_BTHK, v_BTHK = self._key_value(index, a_BTD, inputs)
+        kv.write_all(index, k_BTHK[:, :num_video], v_BTHK[:, :num_video])
+        if registers is not None:
+            registers.write_registers_all(index, k_BTHK[:, num_video:], v_BTHK[:, num_video:])
+        q_BTHK = rotate(layer.self_attn.query(a_BTD), inputs.rotations)
+        h_BTD = layer.after_self_attention(h_BTD, kv.attend_all(index, q_BTHK), index, segments)
+        return layer.after_cross_attention(h_BTD, self._cross_attend(index, h_BTD, kv), index, segments)
+
+    def _key_value(self, index: int, a_BTD: Tensor, inputs: FrameInputs) -> tuple[Tensor, Tensor]:
+        k_BTHK, v_BTHK = self.layers[index].self_attn.key_value(a_BTD)
+        return rotate(k_BTHK, inputs.rotations), v_BTHK
+
+    def _cross_attend(self, index: int, h_BTD: Tensor, kv: BranchedLayerKV) -> Tensor:
+        """Return attention to text plus attention to the image, of all branches also where the queries are equal."""
+        q_BTHK = self.layers[index].cross_query(h_BTD)
+        queries = q_BTHK.expand(NUM_BRANCHES, -1, -1, -1)
+        text_BTHK = torch.stack(
+            [
+                kv.cross_store(TEXT_STORE, branch=branch).attend(index, q_THK)
+                for branch, q_THK in enumerate(queries.unbind(0))
+            ]
+        )
+        image = kv.cross_store(IMAGE_STORE).attend(index, q_BTHK.flatten(0, 1))
+        return text_BTHK.add_(image.view_as(q_BTHK))
+
+    def _video_flow(self, h_BVD: Tensor, time: TimeConstants, inputs: FrameInputs) -> Tensor:
+        patches_BVO = self.head(h_BVD, time)
+        return torch.stack(
+            [
+                unpatchify(
+                    patches_VO,
+                    num_frames=inputs.num_latent_frames,
+                    latent_height=inputs.latent_height,
+                    latent_width=inputs.latent_width,
+                )
+                for patches_VO in patches_BVO.unbind(0)
+            ]
+        )
