@@ -544,6 +544,8 @@ class SessionActor:
         self._services.ended(self)
 
     async def _free(self) -> None:
+        """Let go of what is large now; the rest is garbage in cycles, which is found later."""
+        self._image_file = b""
         self._encode_task.cancel()
         await self._encoder.close_in_pool()
 

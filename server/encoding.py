@@ -81,12 +81,16 @@ class ChunkEncoder:
     async def run(self) -> None:
         """Encode until cancelled."""
         while True:
-            chunk, answered = await self._waiting.get()
-            try:
-                if chunk.run != self._lost_run:
-                    await self._encode_one(chunk, answered)
-            finally:
-                self._waiting.task_done()
+            await self._encode_next()
+
+    async def _encode_next(self) -> None:
+        """Encode the next chunk. Only this call knows its pixels, so they do not wait for the chunk after."""
+        chunk, answered = await self._waiting.get()
+        try:
+            if chunk.run != self._lost_run:
+                await self._encode_one(chunk, answered)
+        finally:
+            self._waiting.task_done()
 
     async def drain(self) -> None:
         """Wait until nothing is left to encode."""
