@@ -17,6 +17,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from server.app import create_app
 from server.config import ServerConfig, ServerSection
 from server.console import LoadBar, LoadLog, follow_loading
+from server.heap import bound_malloc, set_apart_what_stays
 from server.logs import configure_logging, library_level
 from server.session_table import SessionTable
 from server.worker_client import Worker, WorkerStatus
@@ -126,6 +127,7 @@ def world_server(app: FastAPI, config: ServerConfig) -> WorldServer:
 
 def serve(config: ServerConfig, *, open_browser: bool = False) -> None:
     """Serve until a signal comes. Raises `ServeError` or `LoadFailed`."""
+    bound_malloc()
     configure_logging(config.server)
     listener = bind(config.server, stall_timeout_s=config.session.stall_timeout_s)
     try:
@@ -137,6 +139,7 @@ def serve(config: ServerConfig, *, open_browser: bool = False) -> None:
 async def _serve(config: ServerConfig, listener: socket.socket, *, open_browser: bool) -> None:
     app = create_app(config)
     server = world_server(app, config)
+    set_apart_what_stays()
     url = url_of(listener, config.server)
     watcher = asyncio.create_task(_watch(app, server, url, open_browser=open_browser))
     try:
