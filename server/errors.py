@@ -68,6 +68,12 @@ class ErrorCode(StrEnum):
     BAD_CONTROL = "bad_control"
     BAD_PLAYBACK = "bad_playback"
     RATE_LIMITED = "rate_limited"
+    # robots
+    BAD_OBSERVATION = "bad_observation"
+    SESSION_IN_USE = "session_in_use"
+    SUPERSEDED = "superseded"
+    IDLE_TIMEOUT = "idle_timeout"
+    UNSUPPORTED = "unsupported"
     BAD_STATE = "bad_state"
     # rights
     UNAUTHORIZED = "unauthorized"
@@ -132,6 +138,11 @@ KINDS: dict[ErrorCode, ErrorKind] = {
     ErrorCode.BAD_CONTROL: ErrorKind(422),
     ErrorCode.BAD_PLAYBACK: ErrorKind(422),
     ErrorCode.RATE_LIMITED: ErrorKind(429, retryable=True),
+    ErrorCode.BAD_OBSERVATION: ErrorKind(422),
+    ErrorCode.SESSION_IN_USE: ErrorKind(409, retryable=True),
+    ErrorCode.SUPERSEDED: ErrorKind(409),
+    ErrorCode.IDLE_TIMEOUT: ErrorKind(408, fatal=True, close_code=CloseCode.POLICY),
+    ErrorCode.UNSUPPORTED: ErrorKind(404, fatal=True, close_code=CloseCode.POLICY),
     ErrorCode.BAD_STATE: ErrorKind(409),
     ErrorCode.UNAUTHORIZED: ErrorKind(401, fatal=True, close_code=CloseCode.POLICY),
     ErrorCode.ORIGIN_NOT_ALLOWED: ErrorKind(403, fatal=True, close_code=CloseCode.POLICY),
