@@ -39,11 +39,13 @@ def page_folder() -> Path:
     return Path(str(files("clients") / "browser"))
 
 
+@router.head("/")
 @router.get("/")
 async def index() -> FileResponse:
     return _file("index.html")
 
 
+@router.head("/static/{path:path}")
 @router.get("/static/{path:path}")
 async def static(path: str) -> FileResponse:
     return _file(path)

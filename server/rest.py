@@ -275,12 +275,14 @@ async def info(request: Request) -> ServerInfo:
     return server_info(_context(request))
 
 
+@router.head("/healthz", include_in_schema=False)
 @router.get("/healthz")
 async def healthz() -> dict[str, str]:
     """The event loop turns."""
     return {"status": "ok"}
 
 
+@router.head("/readyz", include_in_schema=False)
 @router.get("/readyz", response_class=JSONResponse)
 async def readyz(request: Request) -> JSONResponse:
     """A session could start now."""

@@ -23,6 +23,9 @@ from server.session_table import SessionTable
 from server.worker_client import Worker, WorkerStatus
 from worldmodel.errors import LoadFailed
 
+BACKLOG = 2048
+"""Connections that may wait to be taken; what uvicorn asks for too."""
+
 WS_PING_S = 5.0
 """Ping interval and time-out: a peer that vanished without a word is noticed within twice this time."""
 
@@ -38,10 +41,11 @@ class ServeError(Exception):
 
 
 def bind(section: ServerSection, *, stall_timeout_s: float) -> socket.socket:
-    """Bind the listening socket, so that a taken port is one sentence before anything else has started.
+    """Listen, so that a taken port is one sentence before anything else has started, and nobody is refused from now on.
 
-    Connections inherit `stall_timeout_s`: a peer whose machine acknowledges nothing for that long is given up by the
-    operating system, also while there is nothing to send from here but what is in its buffer.
+    Who comes before the application takes connections waits a moment in the socket's queue. Connections inherit
+    `stall_timeout_s`: a peer whose machine acknowledges nothing for that long is given up by the operating system, also
+    while there is nothing to send from here but what is in its buffer.
     """
     family = socket.AF_INET6 if ":" in section.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
@@ -51,6 +55,7 @@ def bind(section: ServerSection, *, stall_timeout_s: float) -> socket.socket:
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout_ms)
     try:
         listener.bind((section.host, section.port))
+        listener.listen(BACKLOG)
     except (OSError, UnicodeError) as error:
         listener.close()
         taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE

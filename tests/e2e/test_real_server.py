@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import av
+import httpx
 import numpy as np
 import numpy.typing as npt
 import psutil
@@ -263,6 +264,19 @@ async def test_200_cycles_of_coming_and_going_leave_nothing(server: ServerProces
 
 
 # ---------------------------------------------------------------- life of the process
+
+
+@pytest.mark.parametrize("path", ["", "healthz", "readyz", "static/app.js"])
+def test_head_answers_like_get_without_a_body(server: ServerProcess, path: str) -> None:
+    whole = server.get(path)
+    head = httpx.head(server.url + path, trust_env=False, timeout=10)
+    assert (head.status_code, whole.status_code) == (200, 200)
+    assert head.content == b""
+    assert whole.content
+    changing = {"date"}
+    assert {name: value for name, value in head.headers.items() if name not in changing} == {
+        name: value for name, value in whole.headers.items() if name not in changing
+    }
 
 
 async def test_the_server_answers_before_the_model_is_loaded_and_stops_in_time(tmp_path: Any) -> None:

@@ -12,15 +12,26 @@ from server.serving import ServeError, bind
 
 @pytest.mark.parametrize(("stall_timeout_s", "timeout_ms"), [(60.0, 60_000), (0.2504, 251), (1e9, 2**31 - 1)])
 def test_connections_inherit_the_stall_timeout(stall_timeout_s: float, timeout_ms: int) -> None:
-    with bind(ServerSection(port=0), stall_timeout_s=stall_timeout_s) as listener:
-        listener.listen()
-        with socket.create_connection(listener.getsockname()), listener.accept()[0] as accepted:
-            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == timeout_ms
+    with (
+        bind(ServerSection(port=0), stall_timeout_s=stall_timeout_s) as listener,
+        socket.create_connection(listener.getsockname()),
+        listener.accept()[0] as accepted,
+    ):
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == timeout_ms
+
+
+def test_nobody_is_refused_once_the_port_is_bound() -> None:
+    with (
+        bind(ServerSection(port=0), stall_timeout_s=1.0) as listener,
+        socket.create_connection(listener.getsockname(), timeout=5) as early,
+    ):
+        early.sendall(b"GET /healthz HTTP/1.1")
+        with listener.accept()[0] as accepted:
+            assert accepted.recv(100) == b"GET /healthz HTTP/1.1"
 
 
 def test_a_taken_port_is_one_sentence() -> None:
     with bind(ServerSection(port=0), stall_timeout_s=1.0) as listener:
-        listener.listen()
         port = listener.getsockname()[1]
         with pytest.raises(ServeError, match=rf"127\.0\.0\.1:{port}: the port is in use"):
             bind(ServerSection(port=port), stall_timeout_s=1.0)
