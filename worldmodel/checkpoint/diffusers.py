@@ -6,7 +6,6 @@ until a component is loaded.
 
 from __future__ import annotations
 
-import hashlib
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,11 +20,11 @@ from worldmodel.checkpoint.errors import CheckpointError
 from worldmodel.checkpoint.json_file import read_json_object
 from worldmodel.checkpoint.loading import DTypeChoice, Progress, listing, load_tensors, read_tensor
 from worldmodel.checkpoint.safetensors_header import SafetensorsFile, TensorInfo, read_safetensors_header
+from worldmodel.checkpoint.stored_component import sampled_digest
 
 _INDEX = "model_index.json"
 _CONFIG_FILES = ("config.json", "scheduler_config.json", "tokenizer_config.json", "preprocessor_config.json")
 _WEIGHT_STEMS = ("diffusion_pytorch_model", "model")
-_SAMPLE_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +51,7 @@ class ComponentReader:
     @cached_property
     def files(self) -> tuple[SafetensorsFile, ...]:
         """The checked headers of the weight files, in order of file name."""
-        return _weight_files(self.folder)
+        return weight_files(self.folder)
 
     @cached_property
     def tensors(self) -> Mapping[str, TensorInfo]:
@@ -106,20 +105,11 @@ class Checkpoint:
 
     @cached_property
     def digest(self) -> str:
-        """Content digest in hex, cheap enough for any size of model.
-
-        SHA-256 over names and sizes of the component files, the content of small files, and of each large file the
-        header and 64 KiB of data at the start, the middle and the end. It tells checkpoints apart; it proves no
-        integrity.
-        """
-        digest = hashlib.sha256()
+        """Content digest in hex; see `sampled_digest`. Files of no component don't count."""
         files = [self.path / _INDEX]
         for reader in self.components.values():
             files += [file for file in reader.folder.rglob("*") if file.is_file()]
-        for file in sorted(files):
-            digest.update(f"{file.relative_to(self.path).as_posix()}\0{file.stat().st_size}\0".encode())
-            digest.update(_sample(file))
-        return digest.hexdigest()
+        return sampled_digest(self.path, files)
 
 
 def open_checkpoint(path: Path | str) -> Checkpoint:
@@ -147,7 +137,8 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
     return Checkpoint(folder, index, components)
 
 
-def _weight_files(folder: Path) -> tuple[SafetensorsFile, ...]:
+def weight_files(folder: Path) -> tuple[SafetensorsFile, ...]:
+    """Read the headers of a component folder's weights, one file or shards with an index. Raises `CheckpointError`."""
     singles = [folder / f"{stem}.safetensors" for stem in _WEIGHT_STEMS]
     indexes = [folder / f"{stem}.safetensors.index.json" for stem in _WEIGHT_STEMS]
     found = [file for file in singles + indexes if file.is_file()]
@@ -203,21 +194,3 @@ def _check_index(index_file: Path, weight_map: Mapping[str, str], files: tuple[S
     found = [listing(title, sorted(names)) for title, names in problems.items() if names]
     if found:
         raise CheckpointError(str(index_file), *found)
-
-
-def _sample(file: Path) -> bytes:
-    """Return a small file's content; of a large one the safetensors header, if it has one, and three samples."""
-    size = file.stat().st_size
-    with file.open("rb") as stream:
-        if size <= 4 * _SAMPLE_BYTES:
-            return stream.read()
-        starts = [0, size // 2, size - _SAMPLE_BYTES]
-        pieces = []
-        if file.suffix == ".safetensors":
-            header = read_safetensors_header(file)
-            pieces.append(header.header_bytes)
-            starts[0] = header.data_start_byte
-        for start in starts:
-            stream.seek(start)
-            pieces.append(stream.read(_SAMPLE_BYTES))
-    return b"".join(pieces)

@@ -42,6 +42,12 @@ class RandomWeights:
         generator = torch.Generator().manual_seed(seed)
         self._sequence = torch.randn(PERIOD, generator=generator).to(device)
 
+    def with_gains(self, gains: Mapping[str, float]) -> RandomWeights:
+        """Return the same values under other gains; the sequence is shared."""
+        other = RandomWeights.__new__(RandomWeights)
+        other._seed, other._sequence, other._gains = self._seed, self._sequence, dict(gains)
+        return other
+
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Return a new tensor on the device.
 

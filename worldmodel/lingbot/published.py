@@ -29,7 +29,10 @@ LATENTS_STD = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedModel:
-    """One published model: the content of every component's config file, and of `model_index.json`."""
+    """One published model: the content of every component's config file, and of `model_index.json`.
+
+    `tensors_per_shard` is how many tensors of the transformer one file holds.
+    """
 
     name: str
     transformer: Config
@@ -37,6 +40,7 @@ class PublishedModel:
     text_encoder: Config
     scheduler: Config
     tokenizer_class: str
+    tensors_per_shard: int
 
     @property
     def model_index(self) -> dict[str, object]:
@@ -199,6 +203,7 @@ FULL = PublishedModel(
     text_encoder=text_encoder_config(d_model=4096, d_ff=10240, d_kv=64, num_heads=64, num_layers=24, vocab_size=256384),
     scheduler=SCHEDULER,
     tokenizer_class="T5TokenizerFast",
+    tensors_per_shard=180,
 )
 """18.54 B parameters in the transformer, 0.13 B in the VAE, 5.68 B in the text encoder."""
 
@@ -209,6 +214,7 @@ TINY = PublishedModel(
     text_encoder=text_encoder_config(d_model=32, d_ff=48, d_kv=8, num_heads=4, num_layers=2, vocab_size=512),
     scheduler=SCHEDULER,
     tokenizer_class="T5TokenizerFast",
+    tensors_per_shard=12,
 )
 """The same names and structure, small enough to be written and loaded in a second."""
 

@@ -1,4 +1,4 @@
-"""Load a LingBot-World v2 checkpoint (diffusers layout) and check that its parts fit together.
+"""Load a LingBot-World v2 checkpoint, of either layout or random, and check that its parts fit together.
 
 Whatever does not fit stops the start with the name of the setting; nothing is guessed.
 """
@@ -19,6 +19,7 @@ from worldmodel.checkpoint.random_checkpoint import RandomCheckpoint, RandomComp
 from worldmodel.errors import LoadFailed
 from worldmodel.lingbot.camera import PACK
 from worldmodel.lingbot.config import LingBotOptions
+from worldmodel.lingbot.original_layout import is_original_layout, open_original
 from worldmodel.lingbot.published import (
     RANDOM_GAINS,
     TEXT_ENCODER_CLASS,
@@ -88,9 +89,13 @@ def load_model(
 
 
 def open_any(checkpoint: Path | str) -> Checkpoint:
-    """Open a checkpoint folder, or `random:NAME[:SEED]` for weights that are made up. Raises `LoadFailed`."""
+    """Open a checkpoint folder of either layout, or `random:NAME[:SEED]` for weights that are made up.
+
+    Raises `LoadFailed`.
+    """
     if not is_random(checkpoint):
-        return open_checkpoint(checkpoint)
+        folder = Path(checkpoint)
+        return open_original(folder) if is_original_layout(folder) else open_checkpoint(folder)
     logger.warning("%s: RANDOM WEIGHTS, for benchmarks only: pictures will mean nothing", checkpoint)
     return random_checkpoint(*parse_random(checkpoint))
 

@@ -1,0 +1,228 @@
+"""Both layouts of the checkpoint: the full plan equals the published facts, a tiny one loads the same from either."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+from worldmodel.checkpoint.errors import CheckpointError
+from worldmodel.checkpoint.plan import CheckpointPlan
+from worldmodel.checkpoint.writer import write_checkpoint
+from worldmodel.errors import LoadFailed
+from worldmodel.lingbot.config import LingBotOptions
+from worldmodel.lingbot.layout import Layout, plan_checkpoint
+from worldmodel.lingbot.original_layout import TEXT_ENCODER_FILE, VAE_FILE, open_original, transformer_config
+from worldmodel.lingbot.published import FULL, TINY
+from worldmodel.lingbot.weights import LoadedModel, load_model
+from worldmodel.wan.precision import precision_plan
+
+WIDTH, FFN = 5120, 13824
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[Layout, Path]:
+    """A tiny checkpoint in both layouts."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    for layout in Layout:
+        write_checkpoint(plan_checkpoint(TINY, layout=layout), folder / layout, seed=3)
+    return {layout: folder / layout for layout in Layout}
+
+
+@pytest.fixture(scope="module", params=list(Layout))
+def full_plan(request: pytest.FixtureRequest) -> CheckpointPlan:
+    return plan_checkpoint(FULL, layout=request.param)
+
+
+def load(folder: Path, precision: str = "fp32") -> LoadedModel:
+    return load_model(folder, LingBotOptions(), precision_plan(precision), torch.device("cpu"), lambda *_: None)
+
+
+def test_the_full_transformer_has_the_published_shards(full_plan: CheckpointPlan) -> None:
+    shards = [file for file in full_plan.tensor_files if "transformer" in file.path]
+    assert [len(shard.tensors) for shard in shards] == [180] * 7 + [161]
+    assert [Path(shard.path).name for shard in shards] == [
+        f"diffusion_pytorch_model-{number:05}-of-00008.safetensors" for number in range(1, 9)
+    ]
+    assert sum(shard.num_bytes for shard in shards) == 4 * 18_544_332_864
+    assert max(shard.num_bytes for shard in shards) < 10e9
+    assert {tensor.dtype for shard in shards for tensor in shard.tensors} == {"F32"}
+
+
+def test_the_full_transformer_has_the_published_names_and_shapes(full_plan: CheckpointPlan) -> None:
+    found = {
+        tensor.name: tensor.shape
+        for file in full_plan.tensor_files
+        if "transformer" in file.path
+        for tensor in file.tensors
+    }
+    linears = {
+        "patch_embedding_wancamctrl": (WIDTH, 1536),
+        "c2ws_hidden_states_layer1": (WIDTH, WIDTH),
+        "c2ws_hidden_states_layer2": (WIDTH, WIDTH),
+        "text_embedding.0": (WIDTH, 4096),
+        "text_embedding.2": (WIDTH, WIDTH),
+        "time_embedding.0": (WIDTH, 256),
+        "time_embedding.2": (WIDTH, WIDTH),
+        "time_projection.1": (6 * WIDTH, WIDTH),
+        "head.head": (64, WIDTH),
+        "patch_embedding": (WIDTH, 36, 1, 2, 2),
+    }
+    other: dict[str, tuple[int, ...]] = {"head.modulation": (1, 2, WIDTH)}
+    for number in range(40):
+        layer = f"blocks.{number}"
+        for attention in ("self_attn", "cross_attn"):
+            linears |= {f"{layer}.{attention}.{part}": (WIDTH, WIDTH) for part in "qkvo"}
+            other |= {f"{layer}.{attention}.norm_{part}.weight": (WIDTH,) for part in "qk"}
+        linears |= {f"{layer}.ffn.0": (FFN, WIDTH), f"{layer}.ffn.2": (WIDTH, FFN)}
+        for camera in ("cam_injector_layer1", "cam_injector_layer2", "cam_scale_layer", "cam_shift_layer"):
+            linears[f"{layer}.{camera}"] = (WIDTH, WIDTH)
+        other |= {f"{layer}.modulation": (1, 6, WIDTH)}
+        other |= {f"{layer}.norm3.{part}": (WIDTH,) for part in ("weight", "bias")}
+    expected = other
+    for name, shape in linears.items():
+        expected |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
+    assert found == expected
+
+
+def test_the_full_plan_has_the_published_other_parts() -> None:
+    plan = plan_checkpoint(FULL, layout=Layout.DIFFUSERS)
+    vae = [file for file in plan.tensor_files if file.path.startswith("vae/")]
+    text = [file for file in plan.tensor_files if file.path.startswith("text_encoder/")]
+    assert sum(len(file.tensors) for file in vae) == 194
+    assert sum(len(file.tensors) for file in text) == 242
+    assert sum(file.num_bytes for file in text) == pytest.approx(11.4e9, rel=0.01)
+    index = plan.json_files["model_index.json"]
+    assert isinstance(index, dict)
+    assert index["_class_name"] == "LingBotWorldCausalDMDPipeline"
+    assert [index[name] for name in ("image_encoder", "image_processor", "transformer_2")] == [[None, None]] * 3
+    config = plan.json_files["transformer/config.json"]
+    assert isinstance(config, dict)
+    window = [config[key] for key in ("sink_size", "num_frames_per_block", "sliding_window_num_frames")]
+    assert window == [9, 3, 18]
+    weight_map = plan.json_files["transformer/diffusion_pytorch_model.safetensors.index.json"]
+    assert isinstance(weight_map, dict)
+    assert len(weight_map["weight_map"]) == 1421
+    assert weight_map["metadata"]["total_size"] == 4 * 18_544_332_864
+
+
+def test_a_reduced_transformer_takes_half() -> None:
+    plan = plan_checkpoint(FULL, layout=Layout.DIFFUSERS, transformer_dtype="BF16")
+    assert sum(file.num_bytes for file in plan.tensor_files if file.path.startswith("transformer/")) == 37_088_665_728
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_both_layouts_give_bit_identical_models(checkpoints: dict[Layout, Path], precision: str) -> None:
+    models = [load(checkpoints[layout], precision) for layout in Layout]
+    for part in ("transformer", "vae"):
+        first, second = (getattr(model, part).state_dict() for model in models)
+        assert first.keys() == second.keys()
+        assert [name for name, tensor in first.items() if not torch.equal(tensor, second[name])] == []
+        assert {tensor.dtype for tensor in first.values()} == {tensor.dtype for tensor in second.values()}
+    first, second = models
+    assert torch.equal(first.vae.latents_std, second.vae.latents_std)
+    assert first.transformer.config == second.transformer.config
+    assert first.flow_shift == second.flow_shift == 5.0
+    assert torch.equal(first.text_encoder.encode("a small town"), second.text_encoder.encode("a small town"))
+    assert first.num_parameters == second.num_parameters
+
+
+def test_a_checkpoint_is_the_same_bytes_for_the_same_seed(checkpoints: dict[Layout, Path], tmp_path: Path) -> None:
+    def digests(folder: Path) -> dict[str, str]:
+        files = (file for file in sorted(folder.rglob("*")) if file.is_file() and file.suffix != ".pth")
+        return {str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+    plan = plan_checkpoint(TINY, layout=Layout.DIFFUSERS)
+    for seed in (3, 4):
+        write_checkpoint(plan, tmp_path / str(seed), seed=seed)
+    expected = digests(checkpoints[Layout.DIFFUSERS])
+    assert digests(tmp_path / "3") == expected
+    other = digests(tmp_path / "4")
+    assert {name for name in expected if other[name] != expected[name]} == {
+        name for name in expected if name.endswith(".safetensors")
+    }
+
+
+def test_the_made_tokenizer_is_of_the_published_class(checkpoints: dict[Layout, Path]) -> None:
+    encoder = load(checkpoints[Layout.ORIGINAL]).text_encoder
+    ids = encoder.token_ids("snow")
+    assert ids[-1] == 1
+    assert len(ids) == len(set(ids)) > 3
+    assert max(encoder.token_ids("snow \u00e9 \u96ea")) < 512
+    assert encoder.token_ids("snow") != encoder.token_ids("sand")
+
+
+def test_every_missing_part_of_the_original_layout_is_named(tmp_path: Path) -> None:
+    (tmp_path / "transformers").mkdir()
+    message = rf"lacks transformers/config\.json, {VAE_FILE}, {TEXT_ENCODER_FILE}, google/umt5-xxl/"
+    with pytest.raises(CheckpointError, match=message):
+        open_original(tmp_path)
+
+
+def test_a_tensor_of_another_name_is_an_extra_and_a_missing_one(
+    checkpoints: dict[Layout, Path], tmp_path: Path
+) -> None:
+    folder = _linked_copy(checkpoints[Layout.ORIGINAL], tmp_path / "copy", without=VAE_FILE)
+    tensors = torch.load(checkpoints[Layout.ORIGINAL] / VAE_FILE, weights_only=True)
+    tensors["decoder.strange.weight"] = tensors.pop("decoder.middle.1.proj.bias")
+    torch.save(tensors, folder / VAE_FILE)
+    with pytest.raises(LoadFailed) as caught:
+        load(folder)
+    assert "1 missing tensors (decoder.mid_block.attentions.0.proj.bias)" in caught.value.message
+    assert "1 extra tensors (decoder.strange.weight)" in caught.value.message
+
+
+def test_an_original_config_without_a_window_takes_the_published_one(caplog: pytest.LogCaptureFixture) -> None:
+    content = {"dim": 64, "num_heads": 2, "num_layers": 2, "in_dim": 36, "out_dim": 16, "sink_size": 4}
+    with caplog.at_level(logging.INFO):
+        config = transformer_config(content, "here")
+    assert (config["sink_size"], config["num_frames_per_block"], config["sliding_window_num_frames"]) == (4, 3, 18)
+    assert "config has no num_frames_per_block, sliding_window_num_frames, local_attn_size" in caplog.text
+    assert config["attention_head_dim"] == 32
+    assert transformer_config(config, "here") == config
+
+
+@pytest.mark.parametrize("content", [{"dim": 64, "num_heads": 3}, {"dim": "64", "num_heads": 2}, {"num_heads": 2}])
+def test_an_original_config_of_impossible_width_is_refused(content: dict[str, object]) -> None:
+    with pytest.raises(CheckpointError, match="config: dim must be a multiple of num_heads"):
+        transformer_config(content, "here")
+
+
+def test_a_folder_that_is_in_use_is_not_written_to(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("keep")
+    with pytest.raises(CheckpointError, match="must be a new or empty folder"):
+        write_checkpoint(plan_checkpoint(TINY, layout=Layout.DIFFUSERS), tmp_path, seed=0)
+    assert [file.name for file in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_a_disk_too_small_is_noticed_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = type("Usage", (), {"free": 5_000_000_000})()
+    monkeypatch.setattr("worldmodel.checkpoint.writer.shutil.disk_usage", lambda _: usage)
+    with pytest.raises(CheckpointError, match=r"takes 86\.0 GB, the disk has 5\.0 GB free"):
+        write_checkpoint(plan_checkpoint(FULL, layout=Layout.DIFFUSERS), tmp_path / "new", seed=0)
+    assert not (tmp_path / "new").exists()
+
+
+def test_progress_of_writing_ends_at_one(tmp_path: Path) -> None:
+    seen: list[tuple[float, str]] = []
+    plan = plan_checkpoint(TINY, layout=Layout.DIFFUSERS)
+    write_checkpoint(plan, tmp_path / "new", seed=0, progress=lambda fraction, detail: seen.append((fraction, detail)))
+    assert [fraction for fraction, _ in seen] == sorted(fraction for fraction, _ in seen)
+    assert seen[-1] == (1.0, "text_encoder/model.safetensors")
+    index = json.loads((tmp_path / "new/transformer/diffusion_pytorch_model.safetensors.index.json").read_text())
+    assert len(set(index["weight_map"].values())) == 8
+
+
+def _linked_copy(source: Path, target: Path, *, without: str) -> Path:
+    for file in source.rglob("*"):
+        place = target / file.relative_to(source)
+        if file.is_file() and file.name != without:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.symlink_to(file)
+    return target

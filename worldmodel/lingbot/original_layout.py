@@ -1,0 +1,205 @@
+"""The original layout of LingBot-World v2, opened as the same components that the diffusers layout has.
+
+    transformers/                        config.json, safetensors with the names of the diffusers layout
+    Wan2.1_VAE.pth                       names of its own, no config
+    models_t5_umt5-xxl-enc-bf16.pth      names of its own, no config
+    google/umt5-xxl/                     the tokenizer
+
+Sizes that no file states are read from the shapes of the tensors; settings that no file states are the published ones.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from worldmodel.checkpoint.diffusers import weight_files
+from worldmodel.checkpoint.errors import CheckpointError
+from worldmodel.checkpoint.json_file import read_json_object
+from worldmodel.checkpoint.safetensors_header import TensorInfo
+from worldmodel.checkpoint.stored_component import StoredComponent, sampled_digest
+from worldmodel.checkpoint.torch_file import read_torch_index
+from worldmodel.lingbot.published import (
+    FULL,
+    SCHEDULER,
+    TEXT_ENCODER_CLASS,
+    TRANSFORMER_CLASS,
+    VAE_CLASS,
+    text_encoder_config,
+    vae_config,
+)
+from worldmodel.wan.original_names import umt5_name, vae_name
+
+TRANSFORMER_FOLDER = "transformers"
+VAE_FILE = "Wan2.1_VAE.pth"
+TEXT_ENCODER_FILE = "models_t5_umt5-xxl-enc-bf16.pth"
+TOKENIZER_FOLDER = "google/umt5-xxl"
+
+_RENAMED_KEYS = {
+    "num_heads": "num_attention_heads",
+    "in_dim": "in_channels",
+    "out_dim": "out_channels",
+    "num_layers": "num_layers",
+    "ffn_dim": "ffn_dim",
+    "freq_dim": "freq_dim",
+    "text_dim": "text_dim",
+    "eps": "eps",
+    "cross_attn_norm": "cross_attn_norm",
+    "sink_size": "sink_size",
+    "num_frames_per_block": "num_frames_per_block",
+    "sliding_window_num_frames": "sliding_window_num_frames",
+    "local_attn_size": "local_attn_size",
+}
+"""Key of the original transformer config: its key in the diffusers layout."""
+
+_WINDOW_KEYS = ("sink_size", "num_frames_per_block", "sliding_window_num_frames", "local_attn_size")
+
+logger = logging.getLogger(__name__)
+
+
+def is_original_layout(folder: Path) -> bool:
+    """Tell the original layout from the diffusers layout by what only it has."""
+    return (folder / TRANSFORMER_FOLDER).is_dir() and not (folder / "model_index.json").exists()
+
+
+class OriginalCheckpoint:
+    """Implements `Checkpoint`. Headers and indexes are read when a component is asked for, tensor data never."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._readers: Mapping[str, Callable[[], StoredComponent]] = {
+            "transformer": self._transformer,
+            "vae": self._vae,
+            "text_encoder": self._text_encoder,
+            "tokenizer": self._tokenizer,
+            "scheduler": self._scheduler,
+        }
+        self._opened: dict[str, StoredComponent] = {}
+
+    @property
+    def name(self) -> str:
+        return str(self.path)
+
+    @property
+    def component_names(self) -> tuple[str, ...]:
+        return tuple(self._readers)
+
+    @cached_property
+    def digest(self) -> str:
+        files = [self.path / VAE_FILE, self.path / TEXT_ENCODER_FILE]
+        for folder in (TRANSFORMER_FOLDER, TOKENIZER_FOLDER):
+            files += [file for file in (self.path / folder).rglob("*") if file.is_file()]
+        return sampled_digest(self.path, files)
+
+    def component(self, name: str) -> StoredComponent:
+        """Return a component. Raises `CheckpointError`."""
+        if name not in self._readers:
+            raise CheckpointError(self.name, f"has no component {name}, only {', '.join(self._readers)}")
+        if name not in self._opened:
+            self._opened[name] = self._readers[name]()
+        return self._opened[name]
+
+    def _transformer(self) -> StoredComponent:
+        folder = self.path / TRANSFORMER_FOLDER
+        return StoredComponent(
+            subject=str(folder),
+            class_name=TRANSFORMER_CLASS,
+            config=transformer_config(read_json_object(folder / "config.json"), str(folder)),
+            tensors={info.name: info for file in weight_files(folder) for info in file.tensors},
+            folder=folder,
+        )
+
+    def _vae(self) -> StoredComponent:
+        tensors = _renamed(self.path / VAE_FILE, vae_name)
+        base_dim = _length(tensors, "encoder.conv_in.weight", 0, str(self.path / VAE_FILE))
+        return StoredComponent(
+            subject=str(self.path / VAE_FILE),
+            class_name=VAE_CLASS,
+            config=vae_config(base_dim=base_dim),
+            tensors=tensors,
+        )
+
+    def _text_encoder(self) -> StoredComponent:
+        file = self.path / TEXT_ENCODER_FILE
+        tensors = _renamed(file, umt5_name)
+        return StoredComponent(
+            subject=str(file), class_name=TEXT_ENCODER_CLASS, config=_text_config(tensors, str(file)), tensors=tensors
+        )
+
+    def _tokenizer(self) -> StoredComponent:
+        folder = self.path / TOKENIZER_FOLDER
+        return StoredComponent(
+            subject=str(folder), class_name=FULL.tokenizer_class, config={}, tensors={}, folder=folder
+        )
+
+    def _scheduler(self) -> StoredComponent:
+        return StoredComponent(
+            subject=self.name, class_name="UniPCMultistepScheduler", config=SCHEDULER, tensors={}, folder=None
+        )
+
+
+def open_original(path: Path) -> OriginalCheckpoint:
+    """Open a folder in the original layout. Raises `CheckpointError` naming every part that is missing."""
+    parts = {
+        f"{TRANSFORMER_FOLDER}/config.json": (path / TRANSFORMER_FOLDER / "config.json").is_file(),
+        VAE_FILE: (path / VAE_FILE).is_file(),
+        TEXT_ENCODER_FILE: (path / TEXT_ENCODER_FILE).is_file(),
+        f"{TOKENIZER_FOLDER}/": (path / TOKENIZER_FOLDER).is_dir(),
+    }
+    missing = [name for name, is_there in parts.items() if not is_there]
+    if missing:
+        raise CheckpointError(str(path), f"has the original layout, but lacks {', '.join(missing)}")
+    return OriginalCheckpoint(path)
+
+
+def transformer_config(content: Mapping[str, Any], subject: str) -> dict[str, Any]:
+    """Give an original transformer config the keys of the diffusers layout; one that has them already stays as it is.
+
+    The window and the chunk length may be absent there: then the published values hold, and the log says so. Raises
+    `CheckpointError` if the width is no multiple of the heads.
+    """
+    if "num_attention_heads" in content:
+        return dict(content)
+    config = {ours: content[theirs] for theirs, ours in _RENAMED_KEYS.items() if theirs in content}
+    dim, heads = content.get("dim"), content.get("num_heads")
+    if not isinstance(dim, int) or not isinstance(heads, int) or heads < 1 or dim % heads:
+        raise CheckpointError(subject, f"config: dim must be a multiple of num_heads, got {dim!r} and {heads!r}")
+    config["attention_head_dim"] = dim // heads
+    config["qk_norm"] = "rms_norm_across_heads" if content.get("qk_norm", True) else None
+    config["patch_size"] = content.get("patch_size", [1, 2, 2])
+    absent = [key for key in _WINDOW_KEYS if key not in config]
+    if absent:
+        defaults = {key: FULL.transformer[key] for key in absent}
+        logger.info("%s: config has no %s, the published values hold: %s", subject, ", ".join(absent), defaults)
+        config |= defaults
+    return config
+
+
+def _renamed(file: Path, rename: Callable[[str], str]) -> dict[str, TensorInfo]:
+    return {rename(info.name): dataclasses.replace(info, name=rename(info.name)) for info in read_torch_index(file)}
+
+
+def _length(tensors: Mapping[str, TensorInfo], name: str, axis: int, subject: str) -> int:
+    """Return one side of a tensor that tells the size of a component. Raises `CheckpointError` if it is not there."""
+    info = tensors.get(name)
+    if info is None or len(info.shape) <= axis:
+        raise CheckpointError(subject, f"tensor {name}, which tells the size of the model, is missing or misshaped")
+    return info.shape[axis]
+
+
+def _text_config(tensors: Mapping[str, TensorInfo], subject: str) -> Mapping[str, Any]:
+    first = "encoder.block.0.layer.0.SelfAttention"
+    num_heads = _length(tensors, f"{first}.relative_attention_bias.weight", 1, subject)
+    num_layers = len({name.split(".")[2] for name in tensors if name.startswith("encoder.block.")})
+    return text_encoder_config(
+        d_model=_length(tensors, "shared.weight", 1, subject),
+        d_ff=_length(tensors, "encoder.block.0.layer.1.DenseReluDense.wi_0.weight", 0, subject),
+        d_kv=_length(tensors, f"{first}.q.weight", 0, subject) // max(1, num_heads),
+        num_heads=num_heads,
+        num_layers=num_layers,
+        vocab_size=_length(tensors, "shared.weight", 0, subject),
+    )
