@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from server.bench_arguments import add_bench_arguments, read_bench_arguments
 from server.config import ConfigError, ServerConfig, bundled_config, load_config, settable_keys
 from worldmodel.errors import LoadFailed, WorldModelError
 from worldmodel.packages import check_package_origin
@@ -24,11 +25,11 @@ ALIASES = {"host": "server.host", "port": "server.port", "device": "worker.devic
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit code."""
-    arguments = _parser().parse_args(argv)
+    argv = sys.argv[1:] if argv is None else argv
+    arguments = _parser().parse_args(argv, argparse.Namespace(argv=argv))
     try:
         _check_installation()
-        run = {"demo": _demo, "serve": _serve, "generate": _generate, "replay": _replay}[arguments.verb]
-        run(arguments)
+        VERBS[arguments.verb](arguments)
     except ConfigError as error:
         return _fail(str(error), 2)
     except WorldModelError as error:
@@ -58,7 +59,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_generate_arguments(generate)
     replay = verbs.add_parser("replay", help="make the chunks of a recorded session again, from its event log")
     _add_replay_arguments(replay)
-    for verb in (demo, serve, generate, replay):
+    bench = verbs.add_parser("bench", help="measure a server, and the model without one")
+    add_bench_arguments(bench)
+    for verb in (demo, serve, generate, replay, bench):
         _add_settings(verb)
     return parser
 
@@ -106,13 +109,16 @@ class _ListSettings(argparse.Action):
         parser.exit(0)
 
 
-def _load(arguments: argparse.Namespace, path: Path) -> ServerConfig:
-    flags = {
+def _settings(arguments: argparse.Namespace) -> dict[str, str]:
+    return {
         name.removeprefix("set:"): value
         for name, value in vars(arguments).items()
         if name.startswith("set:") and value is not None
     }
-    return load_config(path, flags=flags)
+
+
+def _load(arguments: argparse.Namespace, path: Path) -> ServerConfig:
+    return load_config(path, flags=_settings(arguments))
 
 
 def _demo(arguments: argparse.Namespace) -> None:
@@ -156,6 +162,18 @@ def _replay(arguments: argparse.Namespace) -> None:
     _run_clip(lambda: replay(config, request))
 
 
+def _bench(arguments: argparse.Namespace) -> None:
+    from server.bench_verb import bench
+
+    request = read_bench_arguments(arguments, _settings(arguments), argv=arguments.argv)
+    signal.signal(signal.SIGTERM, _leave)
+    if request.config_file is None:
+        bench(None, request)
+    else:
+        _require_extras()
+        bench(_load(arguments, request.config_file), request)
+
+
 def _run_clip(make: Callable[[], None]) -> None:
     """Run a verb that writes files; SIGTERM takes the same way out as an error, so that nothing half-made stays."""
     from server.clip import ClipFailed
@@ -189,6 +207,15 @@ def _require_extras() -> None:
     ]
     if missing:
         raise ConfigError(f"missing {', '.join(missing)}; install the extra parts: pip install 'worldserve[demo]'")
+
+
+VERBS: dict[str, Callable[[argparse.Namespace], None]] = {
+    "demo": _demo,
+    "serve": _serve,
+    "generate": _generate,
+    "replay": _replay,
+    "bench": _bench,
+}
 
 
 def _fail(message: str, code: int) -> int:
