@@ -1,6 +1,6 @@
 """One WebSocket: a reader task and a writer task, and the bounded queue between sessions and the socket.
 
-    reader: receive ─> Dialog.on_text            waits while the client doesn't read what it was sent
+    reader: receive ─> Dialog.on_text, on_binary waits while the client doesn't read what it was sent
     writer: Outbox ─> send ─> drain              gives the socket up when one frame takes longer than the stall time-out
 
 It knows frames, not messages; dialects do.
@@ -17,7 +17,7 @@ from typing import Protocol
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from server.errors import BadInput, ErrorCode, ServerError
+from server.errors import ErrorCode, ServerError
 
 MAX_QUEUED_FRAMES = 512
 """Frames that may wait for the socket before the reader stops. One event causes two; chunks are bounded by pacing."""
@@ -99,6 +99,10 @@ class Dialog(Protocol):
         """Handle a text frame. Raises `ServerError` to have it sent."""
         ...
 
+    async def on_binary(self, data: bytes) -> None:
+        """Handle a binary frame. Raises `ServerError` to have it sent."""
+        ...
+
     def send_error(self, error: ServerError) -> None:
         """Send an error, and close the socket if that is what the error means."""
         ...
@@ -136,8 +140,9 @@ async def _read(websocket: WebSocket, dialog: Dialog, outbox: Outbox) -> None:
         text = message.get("text")
         try:
             if text is None:
-                raise BadInput(ErrorCode.BINARY_NOT_ALLOWED, "clients send text frames only")
-            await dialog.on_text(text)
+                await dialog.on_binary(message["bytes"])
+            else:
+                await dialog.on_text(text)
         except ServerError as error:
             dialog.send_error(error)
         except Exception:

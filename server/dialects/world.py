@@ -125,6 +125,9 @@ class WorldDialog:
             case _:
                 await self._on_session_message(message)
 
+    async def on_binary(self, data: bytes) -> None:
+        raise BadInput(ErrorCode.BINARY_NOT_ALLOWED, "clients send text frames only")
+
     def _hold(self, message: SessionMessage) -> None:
         """Keep what a client sends before its session has started, so that it need not wait for `session.started`."""
         limit = self._context.config.session.max_pending_events
