@@ -1,0 +1,385 @@
+"""Train the demo world's video VAE: rendered walks in, `AutoencoderKLWan` weights in the diffusers layout out.
+
+    python -m training.demo_world.vae --out RUN --seconds 400 [--start VAE_FOLDER | --resume RUN]
+
+A run is bounded by time and leaves everything a later one needs to go on. Two clip lengths alternate: short ones for
+variety, long ones because the causal decoder looks back about 18 latent frames and drifts in colour if it never saw
+them.
+
+Shape suffixes: B clips, C channels, M media frames, F latent frames, H height, W width.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import functools
+import json
+import math
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from diffusers import AutoencoderKLWan
+from diffusers.models.autoencoders.autoencoder_kl_wan import WanCausalConv3d, WanRMS_norm, WanUpsample
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from training.demo_world import scene, trajectories
+
+CONFIG = {
+    "base_dim": 16,
+    "z_dim": 16,
+    "dim_mult": [1, 2, 4, 4],
+    "num_res_blocks": 1,
+    "attn_scales": [],
+    "temperal_downsample": [False, True, True],
+    "dropout": 0.0,
+}
+PEAK_LEARNING_RATE = 1.2e-3
+WARM_UP_STEPS = 300
+EMA_DECAY = 0.999
+KL_WEIGHT = 1e-4
+MAX_LATENT_NOISE = 0.08
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClipPool:
+    """Walks to draw clips of one length from: poses [N, M, 12], styles [N, M], on the training device."""
+
+    poses: Tensor
+    styles: Tensor
+    clips_per_step: int
+
+    def draw(self, num_clips: int) -> Tensor:
+        """Render a random batch, float [B, 3, M, H, W] in [-1, 1]."""
+        chosen = torch.randint(0, len(self.poses), (num_clips,), device=self.poses.device)
+        frames = scene.render(self.poses[chosen].flatten(0, 1), self.styles[chosen].flatten())
+        clips = frames.view(num_clips, -1, scene.HEIGHT, scene.WIDTH, 3).permute(0, 4, 1, 2, 3)
+        return (clips.float() / 127.5 - 1).contiguous(memory_format=torch.channels_last_3d)
+
+
+def make_pool(
+    rng: np.random.Generator, device: torch.device, *, walks: int, latent_frames: int, switch_chance: float, clips: int
+) -> ClipPool:
+    """Plan walks; `switch_chance` of them change style somewhere after the first media frame."""
+    keys = trajectories.sample_keys(rng, walks, latent_frames)
+    headings = rng.random(walks) * 2 * math.pi
+    tilts = np.radians(rng.integers(-4, 5, walks) * 4.0) * (rng.random(walks) < 0.4)
+    poses = trajectories.media_poses(trajectories.walk(keys, trajectories.sample_starts(rng, walks), headings, tilts))
+    styles = np.repeat(rng.integers(0, len(scene.STYLES), walks)[:, None], poses.shape[1], axis=1)
+    for index in np.nonzero(rng.random(walks) < switch_chance)[0]:
+        styles[index, 1 + 4 * rng.integers(0, latent_frames - 1) :] = rng.integers(0, len(scene.STYLES))
+    return ClipPool(
+        poses=torch.from_numpy(poses).to(device),
+        styles=torch.from_numpy(styles.astype(np.int32)).to(device),
+        clips_per_step=clips,
+    )
+
+
+# ---------------------------------------------------------------- the network
+
+
+def trainable(vae: AutoencoderKLWan) -> AutoencoderKLWan:
+    """Give the layers forwards that train fast: 3-D convolutions as one 2-D convolution over stacked time taps.
+
+    Equal to the stock layers up to rounding; parameters and their names stay.
+    """
+    for layer in vae.modules():
+        if isinstance(layer, WanCausalConv3d):
+            layer.forward = functools.partial(_folded_convolution, layer)
+        elif isinstance(layer, WanRMS_norm):
+            layer.forward = functools.partial(_rms_norm, layer)
+        elif isinstance(layer, WanUpsample):
+            layer.forward = functools.partial(F.interpolate, scale_factor=(2.0, 2.0), mode="nearest")
+    return vae
+
+
+def _folded_convolution(layer: WanCausalConv3d, x: Tensor, cache_x: Tensor | None = None) -> Tensor:
+    padding, stride = list(layer._padding), layer.stride[0]
+    time_taps, rows, columns = layer.kernel_size
+    y = x.permute(0, 2, 3, 4, 1)
+    if cache_x is not None and padding[4] > 0:
+        y = torch.cat([cache_x.permute(0, 2, 3, 4, 1).to(y.dtype), y], dim=1)
+        padding[4] -= cache_x.shape[2]
+    if padding[4] > 0:
+        y = F.pad(y, (0, 0, 0, 0, 0, 0, padding[4], 0))
+    batch, frames, height, width, channels = y.shape
+    out_frames = (frames - time_taps) // stride + 1
+    if time_taps > 1:
+        y = torch.cat([y[:, tap : tap + (out_frames - 1) * stride + 1 : stride] for tap in range(time_taps)], dim=-1)
+    images = y.reshape(batch * out_frames, height, width, time_taps * channels).permute(0, 3, 1, 2)
+    weight = layer.weight.permute(0, 2, 1, 3, 4).reshape(layer.out_channels, time_taps * channels, rows, columns)
+    out = F.conv2d(images, weight, layer.bias, layer.stride[1:], (padding[2], padding[0]))
+    return out.permute(0, 2, 3, 1).reshape(batch, out_frames, *out.shape[2:], -1).permute(0, 4, 1, 2, 3)
+
+
+def _rms_norm(layer: WanRMS_norm, x: Tensor) -> Tensor:
+    dim = 1 if layer.channel_first else -1
+    scale = torch.rsqrt(x.float().square().mean(dim, keepdim=True) + 1e-12)
+    return x * scale.to(x.dtype) * layer.gamma.to(x.dtype)
+
+
+def encode(vae: AutoencoderKLWan, frames_BCMHW: Tensor) -> Tensor:
+    """Return mean and log variance [B, 2z, F, H/8, W/8]: the first frame by itself, then all others in one call."""
+    vae.clear_cache()
+    moments = []
+    for part in (frames_BCMHW[:, :, :1], frames_BCMHW[:, :, 1:]):
+        if part.shape[2]:
+            vae._enc_conv_idx = [0]
+            moments.append(vae.encoder(part, feat_cache=vae._enc_feat_map, feat_idx=vae._enc_conv_idx))
+    vae_moments = vae.quant_conv(torch.cat(moments, dim=2))
+    vae.clear_cache()
+    return vae_moments
+
+
+def decode(vae: AutoencoderKLWan, latents_BCFHW: Tensor) -> Tensor:
+    """Return frames [B, 3, M, H, W] of unnormalised latents: the first by itself, then all others in one call."""
+    vae.clear_cache()
+    hidden = vae.post_quant_conv(latents_BCFHW)
+    frames = []
+    for index, part in enumerate((hidden[:, :, :1], hidden[:, :, 1:])):
+        if part.shape[2]:
+            vae._conv_idx = [0]
+            frames.append(vae.decoder(part, feat_cache=vae._feat_map, feat_idx=vae._conv_idx, first_chunk=index == 0))
+    vae.clear_cache()
+    return torch.cat(frames, dim=2)
+
+
+# ---------------------------------------------------------------- one step
+
+
+def _edges_l1(difference: Tensor) -> Tensor:
+    across = difference[..., 1:] - difference[..., :-1]
+    down = difference[..., 1:, :] - difference[..., :-1, :]
+    return across.abs().mean() + down.abs().mean()
+
+
+def loss_of(vae: AutoencoderKLWan, clips: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the loss and the mean squared error of a batch in [-1, 1].
+
+    The decoder sees posterior samples with up to `MAX_LATENT_NOISE` of the latents' spread added, so that it forgives
+    what a generator gets slightly wrong.
+    """
+    with torch.autocast(clips.device.type, torch.bfloat16, cache_enabled=False):
+        mean, log_variance = encode(vae, clips).float().chunk(2, dim=1)
+        log_variance = log_variance.clamp(-20, 4)
+        latents = mean + torch.exp(0.5 * log_variance) * torch.randn_like(mean)
+        amount = MAX_LATENT_NOISE * torch.rand(len(clips), 1, 1, 1, 1, device=clips.device)
+        latents = latents + torch.randn_like(latents) * mean.detach().std() * amount
+        difference = decode(vae, latents).float() - clips
+    squared = difference.square().mean()
+    blurred = F.avg_pool3d(difference, (1, 4, 4)).abs().mean()
+    divergence = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).mean()
+    loss = difference.abs().mean() + 2.0 * squared + 0.5 * _edges_l1(difference) + 0.5 * blurred
+    return loss + KL_WEIGHT * divergence, squared.detach()
+
+
+class Trainer:
+    """Weights, optimiser and moving average; on CUDA each clip length is one captured graph."""
+
+    def __init__(self, vae: AutoencoderKLWan, pools: list[ClipPool]) -> None:
+        self.vae, self.pools = vae, pools
+        self.parameters = list(vae.parameters())
+        device = self.parameters[0].device
+        self.learning_rate = torch.tensor(1e-5, device=device)
+        on_cuda = device.type == "cuda"
+        self.optimizer = torch.optim.AdamW(
+            self.parameters, lr=self.learning_rate, betas=(0.9, 0.98), weight_decay=1e-4, capturable=on_cuda
+        )
+        self.average = [parameter.detach().clone() for parameter in self.parameters]
+        self.num_steps = 0
+        self._graphs = [self._capture(pool) for pool in pools] if on_cuda else None
+
+    def _compute(self, clips: Tensor) -> Tensor:
+        self.optimizer.zero_grad(set_to_none=False)
+        loss, squared = loss_of(self.vae, clips)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
+        self.optimizer.step()
+        with torch.no_grad():
+            torch._foreach_lerp_(self.average, self.parameters, 1 - EMA_DECAY)
+        return squared
+
+    def _capture(self, pool: ClipPool) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor]:
+        clips = pool.draw(pool.clips_per_step)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(4):
+                self._compute(clips)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            squared = self._compute(clips)
+        return graph, clips, squared
+
+    def step(self, learning_rate: float) -> Tensor:
+        """Train on one batch; clip lengths take turns. Returns the squared error, still on the device."""
+        self.learning_rate.fill_(learning_rate)
+        turn = self.num_steps % len(self.pools)
+        pool = self.pools[turn]
+        clips = pool.draw(pool.clips_per_step)
+        self.num_steps += 1
+        if self._graphs is None:
+            return self._compute(clips)
+        graph, static_clips, squared = self._graphs[turn]
+        static_clips.copy_(clips)
+        graph.replay()
+        return squared
+
+    # The optimiser's state and the raw weights, in files small enough for a repository or a slow link.
+
+    def save(self, folder: Path) -> None:
+        names = [name for name, _ in self.vae.named_parameters()]
+        state = self.optimizer.state
+        parts = {
+            "weights": self.parameters,
+            "first_moment": [state[parameter]["exp_avg"] for parameter in self.parameters],
+            "second_moment": [state[parameter]["exp_avg_sq"] for parameter in self.parameters],
+            "average": self.average,
+        }
+        for part, tensors in parts.items():
+            content = {n: t.detach().float().cpu().contiguous() for n, t in zip(names, tensors, strict=True)}
+            save_file(content, folder / f"{part}.safetensors")
+
+    def restore(self, folder: Path) -> None:
+        """Load what `save` wrote, in place, so that captured graphs stay valid."""
+        names = [name for name, _ in self.vae.named_parameters()]
+        state = self.optimizer.state
+        targets = {
+            "weights": self.parameters,
+            "first_moment": [state[parameter]["exp_avg"] for parameter in self.parameters],
+            "second_moment": [state[parameter]["exp_avg_sq"] for parameter in self.parameters],
+            "average": self.average,
+        }
+        with torch.no_grad():
+            for part, tensors in targets.items():
+                content = load_file(folder / f"{part}.safetensors")
+                for name, tensor in zip(names, tensors, strict=True):
+                    tensor.copy_(content[name])
+
+
+# ---------------------------------------------------------------- evaluation and export
+
+
+@torch.no_grad()
+def evaluate(vae: AutoencoderKLWan, pool: ClipPool, num_clips: int) -> dict[str, object]:
+    """Encode and decode held-out long clips in float32; PSNR in dB over [-1, 1], overall and by media frame."""
+    errors, latents, shown = [], [], None
+    for _ in range(num_clips):
+        clips = pool.draw(1)
+        mean = encode(vae, clips)[:, : vae.config.z_dim]
+        decoded = decode(vae, mean).clamp(-1, 1)
+        errors.append((decoded - clips).square().mean(dim=(0, 1, 3, 4)))
+        latents.append(mean.float())
+        shown = (clips, decoded) if shown is None else shown
+    stacked, error = torch.cat(latents), torch.stack(errors)
+    psnr = 10 * torch.log10(4 / error)
+    return {
+        "psnr_db": psnr.mean().item(),
+        "psnr_db_by_frame": [round(value, 2) for value in psnr.mean(dim=0)[::8].tolist()],
+        "latents_mean": stacked.mean(dim=(0, 2, 3, 4)).tolist(),
+        "latents_std": stacked.std(dim=(0, 2, 3, 4)).tolist(),
+        "sheet": contact_sheet(*shown),
+    }
+
+
+def contact_sheet(truth: Tensor, decoded: Tensor, columns: int = 10) -> Image.Image:
+    """Put frames of the first clip above what became of them."""
+    step = max(1, truth.shape[2] // columns)
+    rows = []
+    for clips in (truth, decoded):
+        frames = ((clips[0, :, ::step][:, :columns] + 1) * 127.5).round().byte().permute(1, 2, 3, 0).cpu().numpy()
+        rows.append(np.concatenate(list(frames), axis=1))
+    return Image.fromarray(np.concatenate(rows, axis=0))
+
+
+def export(trainer: Trainer, folder: Path, held_out: ClipPool, num_clips: int) -> dict[str, object]:
+    """Write the averaged weights as a diffusers VAE folder (bfloat16) and return their evaluation."""
+    vae = trainable(copy.deepcopy(strip(trainer.vae)))
+    with torch.no_grad():
+        for parameter, average in zip(vae.parameters(), trainer.average, strict=True):
+            parameter.copy_(average.bfloat16())
+    report = evaluate(vae, held_out, num_clips)
+    report.pop("sheet").save(folder / "vae.png")
+    final = AutoencoderKLWan(**CONFIG, latents_mean=report["latents_mean"], latents_std=report["latents_std"])
+    final.load_state_dict(vae.state_dict())
+    final.to(torch.bfloat16).save_pretrained(folder / "vae")
+    return report
+
+
+def strip(vae: AutoencoderKLWan) -> AutoencoderKLWan:
+    """Return a copy with the stock layers and the same weights."""
+    plain = AutoencoderKLWan(**CONFIG).to(next(vae.parameters()).device)
+    plain.load_state_dict(vae.state_dict())
+    return plain
+
+
+# ---------------------------------------------------------------- the run
+
+
+def learning_rate_at(step: int, progress: float) -> float:
+    """Warm up over steps, then a cosine over the run's time, 0 to 1."""
+    return PEAK_LEARNING_RATE * min(1.0, (step + 1) / WARM_UP_STEPS) * (0.5 + 0.5 * math.cos(math.pi * progress)) + 5e-6
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Train the demo world's VAE for a bounded time.")
+    parser.add_argument("--out", type=Path, required=True, help="folder for weights, report and contact sheet")
+    parser.add_argument("--seconds", type=float, required=True, help="training time, set-up not counted")
+    parser.add_argument("--start", type=Path, help="diffusers VAE folder to start from")
+    parser.add_argument("--resume", type=Path, help="--out of an earlier run to go on from")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--smoke", action="store_true", help="tiny clips and two steps, to try the program on a CPU")
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.manual_seed(arguments.seed)
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    rng = np.random.default_rng(arguments.seed)
+
+    vae = AutoencoderKLWan(**CONFIG)
+    if arguments.start is not None:
+        vae.load_state_dict(AutoencoderKLWan.from_pretrained(arguments.start, torch_dtype=torch.float32).state_dict())
+    trainable(vae.to(device))
+    if arguments.smoke:
+        pools = [make_pool(rng, device, walks=4, latent_frames=2, switch_chance=0.5, clips=1)]
+        held_out = make_pool(rng, device, walks=2, latent_frames=3, switch_chance=0.0, clips=1)
+    else:
+        pools = [
+            make_pool(rng, device, walks=20000, latent_frames=3, switch_chance=0.15, clips=8),
+            make_pool(rng, device, walks=4000, latent_frames=13, switch_chance=0.5, clips=2),
+        ]
+        held_out = make_pool(rng, device, walks=96, latent_frames=21, switch_chance=0.0, clips=1)
+    trainer = Trainer(vae, pools)
+    if arguments.resume is not None:
+        trainer.restore(arguments.resume)
+    print(f"{sum(p.numel() for p in vae.parameters()) / 1e6:.2f} M parameters on {device}", flush=True)
+
+    started = time.monotonic()
+    while (progress := (time.monotonic() - started) / arguments.seconds) < 1:
+        squared = trainer.step(learning_rate_at(trainer.num_steps, progress))
+        if trainer.num_steps % 8 == 0 and device.type == "cuda":
+            torch.cuda.synchronize()
+        if trainer.num_steps % 1000 == 1:
+            rate = trainer.num_steps / (time.monotonic() - started)
+            psnr = 10 * math.log10(4 / squared.item())
+            print(f"step {trainer.num_steps}  psnr {psnr:.2f} dB  {rate:.1f} steps/s", flush=True)
+        if arguments.smoke and trainer.num_steps == 2:
+            break
+    trainer.save(arguments.out)
+    report = export(trainer, arguments.out, held_out, num_clips=2 if arguments.smoke else 64)
+    report |= {"steps": trainer.num_steps, "seconds": arguments.seconds, "seed": arguments.seed}
+    (arguments.out / "report.json").write_text(json.dumps(report, indent=2) + "\n")
+    print(json.dumps(report), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
