@@ -15,6 +15,7 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from kvcache.attention import Attention
 from kvcache.spec import KVSpec
 from kvcache.transaction import ChunkTransaction
 from worldmodel.errors import RequestRefused
@@ -114,6 +115,10 @@ class WorldModelAdapter(Protocol[StateT]):
 
     def kv_spec(self) -> KVSpec:
         """Return the immutable KV geometry, without the requested capacity applied to memory."""
+        ...
+
+    def attention(self) -> Attention | None:
+        """Return what computes attention over the K/V storage; None for torch's own."""
         ...
 
     def open_state(self, opening: SessionOpening) -> StateT:

@@ -118,6 +118,9 @@ class FakeAdapter:
             sampler="none",
         )
 
+    def attention(self) -> None:
+        """The fake attends to nothing that needs a choice."""
+
     def kv_spec(self) -> KVSpec:
         picture_bytes = self._start.width * self._start.height * 3
         return KVSpec(

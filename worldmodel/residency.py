@@ -11,6 +11,7 @@ from dataclasses import replace
 import psutil
 import torch
 
+from kvcache.attention import Attention
 from kvcache.cache import KVCache
 from kvcache.errors import BudgetTooSmall
 from kvcache.spec import KVSpec
@@ -61,11 +62,12 @@ def _log_capacity(spec: KVSpec, capacity: int, *, free_bytes: int, fraction: flo
         logger.info("%d sessions fit as requested: %s", capacity, numbers)
 
 
-def allocate_cache(spec: KVSpec, start: StartWorker) -> KVCache:
-    """Allocate K/V storage for as many sessions as fit. Raises `LoadFailed`."""
+def allocate_cache(spec: KVSpec, start: StartWorker, attention: Attention | None = None) -> KVCache:
+    """Allocate K/V storage for as many sessions as fit. `attention` of None is torch's. Raises `LoadFailed`."""
     capacity = plan_capacity(spec, start)
+    dtype = KV_DTYPES[spec.element_bytes]
     try:
-        return KVCache(spec, capacity=capacity, device=start.device, dtype=KV_DTYPES[spec.element_bytes])
+        return KVCache(spec, capacity=capacity, device=start.device, dtype=dtype, attention=attention)
     except torch.OutOfMemoryError as error:
         raise LoadFailed(
             f"K/V storage of {spec.storage_bytes(capacity)} bytes for {capacity} sessions could not be allocated",

@@ -145,7 +145,7 @@ class Runtime:
             raise LoadFailed(error.message, code=error.code) from error
         adapter = cast("Adapter", create_adapter(start, progress))
         progress(LoadStage.KV_POOL, 0.0, "")
-        cache = allocate_cache(adapter.kv_spec(), start)
+        cache = allocate_cache(adapter.kv_spec(), start, adapter.attention())
         progress(LoadStage.KV_POOL, 1.0, f"{cache.capacity} sessions, {cache.total_pages} pages")
         runtime = cls(adapter, cache, device=start.device)
         runtime.warm_up(progress)

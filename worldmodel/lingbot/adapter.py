@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvcache.attention import TorchAttention
+from kvcache.attention import Attention
 from kvcache.spec import KVSpec
 from kvcache.transaction import ChunkTransaction
 from worldmodel.adapter import (
@@ -26,6 +26,7 @@ from worldmodel.adapter import (
     require_image,
 )
 from worldmodel.errors import LoadFailed, RequestRefused
+from worldmodel.lingbot.acceleration import accelerate
 from worldmodel.lingbot.camera import TOKEN_PIXELS, CameraEmbedding
 from worldmodel.lingbot.condition import next_condition, start_condition
 from worldmodel.lingbot.config import LingBotOptions, NoiseLayout, Sampler
@@ -122,8 +123,10 @@ class LingBotAdapter:
         self._num_frames = model.transformer.config.latent_frames_per_chunk
         self._noise_clip_latent_frames = options.noise_clip_latent_frames or 0
         plan = model.transformer.plan
+        self._recache_on_prompt = options.recache_on_prompt
+        self._acceleration = accelerate(model.transformer, options, self.kv_spec())
         with torch.inference_mode():
-            self._sampler = ChunkSampler(model.transformer, table)
+            self._sampler = ChunkSampler(model.transformer, table, self._acceleration.forward)
         self._noise = noise
         self._prompts = PromptEncoder(model.text_encoder, plan.linear)
         self._reducer = CameraReducer(options, config.width, config.height, fps=config.fps)
@@ -152,7 +155,7 @@ class LingBotAdapter:
             chunk_media_frames=factor * self._num_frames,
             parameters=model.num_parameters,
             precision=plan.name,
-            attention_backend=TorchAttention.name,
+            attention_backend=self._acceleration.description,
             checkpoint_digest=model.digest,
             noise_layout=options.noise_layout.value,
             sampler=options.sampler.value,
@@ -173,9 +176,13 @@ class LingBotAdapter:
             width=self._width,
             height=self._height,
             requested_sessions=self._requested_sessions,
-            recache_on_prompt=self._history is not None,
+            recache_on_prompt=self._recache_on_prompt,
             noise_clip_latent_frames=self._noise_clip_latent_frames,
         )
+
+    def attention(self) -> Attention:
+        """Return the attention chosen at load."""
+        return self._acceleration.attention
 
     # ------------------------------------------------------------ sessions
 

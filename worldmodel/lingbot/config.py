@@ -113,6 +113,29 @@ class TextCleaning(StrEnum):
     OFFICIAL = "official"
 
 
+class AttentionChoice(StrEnum):
+    """Which kernel computes attention. AUTO times those that are available at load and takes the fastest."""
+
+    AUTO = "auto"
+    TORCH_SDPA = "torch_sdpa"
+    SDPA_FLASH = "sdpa_flash"
+    SDPA_CUDNN = "sdpa_cudnn"
+    FLASH3 = "flash3"
+    TRITON = "triton"
+
+
+class LayerOperations(StrEnum):
+    """What computes the small operations of a layer. AUTO: fused kernels on a CUDA device, else the layer as written.
+
+    PLAIN has the order of the fused kernels in plain torch; it is there to check them.
+    """
+
+    AUTO = "auto"
+    UNFUSED = "unfused"
+    PLAIN = "plain"
+    TRITON = "triton"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceIntrinsics:
     """A pinhole camera in pixels of an image of `width` x `height`."""
@@ -163,6 +186,8 @@ class LingBotOptions:
     pad_text_exact: bool = False
     max_trajectory_poses: int = MAX_TRAJECTORY_POSES
     recache_on_prompt: bool = False
+    attention: AttentionChoice = AttentionChoice.AUTO
+    layer_operations: LayerOperations = LayerOperations.AUTO
 
     @classmethod
     def from_json(cls, data: bytes) -> LingBotOptions:
@@ -231,6 +256,8 @@ def _read_options(value: object) -> LingBotOptions:
         recache_on_prompt=_READER.read_bool(
             options.get("recache_on_prompt", defaults.recache_on_prompt), "recache_on_prompt"
         ),
+        attention=AttentionChoice(word("attention", defaults.attention, AttentionChoice)),
+        layer_operations=LayerOperations(word("layer_operations", defaults.layer_operations, LayerOperations)),
     )
     _check_geometry(result)
     _check_noise(result)

@@ -9,19 +9,33 @@ Source: LingBot-World v2 official code, wan/image2video.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 
 from kvcache.transaction import ChunkTransaction, LayerKV
-from worldmodel.lingbot.transformer import ChunkInputs, LingBotTransformer
+from worldmodel.lingbot.transformer import ChunkInputs, LingBotTransformer, TimeConstants
 from worldmodel.wan.flow_scheduler import COMMIT_TIMESTEP, SamplerTable, add_noise, clean_from_flow
 
 
-class ChunkSampler:
-    """Denoise one chunk and store its history. Holds no state of any session."""
+class Forward(Protocol):
+    """The two forwards of a chunk, as `LingBotTransformer` writes them down; other forms are equal up to rounding."""
 
-    def __init__(self, transformer: LingBotTransformer, table: SamplerTable) -> None:
-        self._transformer = transformer
+    def flow(
+        self, x_CFYX: torch.Tensor, time: TimeConstants, inputs: ChunkInputs, chunk: ChunkTransaction
+    ) -> torch.Tensor: ...
+
+    def store_clean(self, x0_CFYX: torch.Tensor, time: TimeConstants, inputs: ChunkInputs, chunk: LayerKV) -> None: ...
+
+
+class ChunkSampler:
+    """Denoise one chunk and store its history. Holds no state of any session.
+
+    `forward` computes in place of the transformer; None leaves it to the transformer itself.
+    """
+
+    def __init__(self, transformer: LingBotTransformer, table: SamplerTable, forward: Forward | None = None) -> None:
+        self._forward: Forward = transformer if forward is None else forward
         self.table = table
         self._step_times = tuple(transformer.time_constants(step.timestep) for step in table)
         self._commit_time = transformer.time_constants(COMMIT_TIMESTEP)
@@ -48,9 +62,9 @@ class ChunkSampler:
         self, index: int, x_CFYX: torch.Tensor, inputs: ChunkInputs, chunk: ChunkTransaction
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Run one step on noisy latents and return (flow, x0), both float32."""
-        flow_CFYX = self._transformer.flow(x_CFYX, self._step_times[index], inputs, chunk)
+        flow_CFYX = self._forward.flow(x_CFYX, self._step_times[index], inputs, chunk)
         return flow_CFYX, clean_from_flow(x_CFYX, flow_CFYX, self.table[index].x0_sigma)
 
     def store_clean(self, x0_CFYX: torch.Tensor, inputs: ChunkInputs, chunk: LayerKV) -> None:
         """Replace the staged K and V by those of the clean latents, as later chunks must see them."""
-        self._transformer.store_clean(x0_CFYX, self._commit_time, inputs, chunk)
+        self._forward.store_clean(x0_CFYX, self._commit_time, inputs, chunk)

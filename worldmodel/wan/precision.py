@@ -4,7 +4,9 @@
     fp32       float32                    float32            float32           float32     float32
     bf16       bfloat16                   bfloat16           float32           bfloat16    bfloat16
     official   bfloat16                   float32            float64           float32     bfloat16
+    fp8        bfloat16, see below        bfloat16           float32           bfloat16    bfloat16
 
+In `fp8` the six large linears of a layer multiply float8 e4m3 numbers, with one scale per output and one per token.
 Statistics of every norm, modulation, time path and head are float32 in all plans: they cost nothing. Their weights
 still hold values rounded to the format of the linears. `official` rounds wherever the official code does, also where
 its residual stream would not need it. Source: LingBot-World v2 official code, wan/modules/model_fast.py.
@@ -22,7 +24,8 @@ class PrecisionPlan:
     """Number formats of one model.
 
     `rounds_as_official`: round three more values to the format of the linears, as the official code happens to do: the
-    first layer's norm before its modulation, the camera's factor 1 + scale, and the camera's rays.
+    first layer's norm before its modulation, the camera's factor 1 + scale, and the camera's rays. `quantizes_linears`:
+    the large linears of the layers are float8, made from weights in the format of `linear` at load.
     """
 
     name: str
@@ -32,6 +35,7 @@ class PrecisionPlan:
     vae: torch.dtype
     text_encoder: torch.dtype
     rounds_as_official: bool = False
+    quantizes_linears: bool = False
 
 
 PLANS: tuple[PrecisionPlan, ...] = (
@@ -59,6 +63,15 @@ PLANS: tuple[PrecisionPlan, ...] = (
         vae=torch.float32,
         text_encoder=torch.bfloat16,
         rounds_as_official=True,
+    ),
+    PrecisionPlan(
+        name="fp8",
+        linear=torch.bfloat16,
+        residual=torch.bfloat16,
+        rope=torch.complex64,
+        vae=torch.bfloat16,
+        text_encoder=torch.bfloat16,
+        quantizes_linears=True,
     ),
 )
 
