@@ -55,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--no-browser", action="store_true", help="do not open a browser")
     serve = verbs.add_parser("serve", help="serve a model")
     serve.add_argument("config", type=Path, metavar="CONFIG", help="a TOML file, for example configs/demo.toml")
-    generate = verbs.add_parser("generate", help="make a video from a start image, a prompt and a key script")
+    generate = verbs.add_parser("generate", help="make a video from a start image, a prompt and a camera")
     _add_generate_arguments(generate)
     replay = verbs.add_parser("replay", help="make the chunks of a recorded session again, from its event log")
     _add_replay_arguments(replay)
@@ -71,7 +71,12 @@ def _add_generate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--image", required=True, help="a start image: a file, or a name the configuration offers")
     parser.add_argument("--prompt", help="what the world is (default: the prompt of the named start image)")
     parser.add_argument("--keys", default="", help='keys per latent frame, for example "w*6 wl*3 -*3"')
+    parser.add_argument("--camera", type=Path, metavar="DIR", help="a camera path instead: poses.npy, intrinsics.npy")
     parser.add_argument("--frames", type=int, required=True, help="media frames: 9 + 12 k for chunks of 3")
+    parser.add_argument("--trim", action="store_true", help="make fewer frames where --frames or the path do not fit")
+    parser.add_argument(
+        "--size", help='WIDTHxHEIGHT, or "official" to let the start image choose (default: configured)'
+    )
     parser.add_argument("--seed", type=int, default=0, help="noise seed (default 0)")
     parser.add_argument("--out", type=Path, required=True, help="the mp4 to write")
     parser.add_argument("--latents", type=Path, help="also write the latents as safetensors")
@@ -142,6 +147,9 @@ def _generate(arguments: argparse.Namespace) -> None:
         num_media_frames=arguments.frames,
         seed=arguments.seed,
         files=ClipFiles(out=arguments.out, latents=arguments.latents),
+        camera=arguments.camera,
+        size=arguments.size,
+        trims=arguments.trim,
     )
     _run_clip(lambda: make_clip(config, request))
 

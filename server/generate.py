@@ -106,18 +106,19 @@ def num_chunks(info: ModelInfo, num_media_frames: int) -> int:
 
 
 def script_steps(
-    frames: Sequence[Sequence[str]], info: ModelInfo, chunks: int, parse_control: ControlParser
+    frames: Sequence[Sequence[str]], latent_frames_per_chunk: int, chunks: int, parse_control: ControlParser
 ) -> tuple[GenerateStep, ...]:
     """Spread the keys of latent frames over `chunks` chunks; frames that a short script lacks have no keys.
 
     Raises ValueError for a script that is longer than the clip, `RequestRefused` for keys the model does not know.
     """
-    length = info.latent_frames_per_chunk
-    if len(frames) > chunks * length:
-        raise ValueError(f"keys: expected at most {chunks * length} latent frames, the whole clip, got {len(frames)}")
+    num_latent_frames = chunks * latent_frames_per_chunk
+    if len(frames) > num_latent_frames:
+        raise ValueError(f"keys: expected at most {num_latent_frames} latent frames, the whole clip, got {len(frames)}")
     steps = []
     for index in range(chunks):
-        keys = [list(frame) for frame in frames[index * length : (index + 1) * length]]
+        first = index * latent_frames_per_chunk
+        keys = [list(frame) for frame in frames[first : first + latent_frames_per_chunk]]
         if not keys:
             steps.append(GenerateStep())
             continue

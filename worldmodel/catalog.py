@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol, cast
 
+from worldmodel.clips import ClipPlanner
 from worldmodel.errors import RequestRefused
 
 
@@ -43,7 +44,10 @@ class ModelKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogEntry:
-    """One model. `control_schemas` are shown to clients in `session.started` (JSON Schema per control schema name)."""
+    """One model. `control_schemas` are shown to clients in `session.started` (JSON Schema per control schema name).
+
+    `plan_clip` is None for a model that makes no clips.
+    """
 
     name: str
     title: str
@@ -52,6 +56,7 @@ class CatalogEntry:
     parse_options: str
     control_schemas: str
     adapter: str
+    plan_clip: str | None = None
 
 
 ENTRIES: tuple[CatalogEntry, ...] = (
@@ -63,6 +68,7 @@ ENTRIES: tuple[CatalogEntry, ...] = (
         parse_options="worldmodel.lingbot.config:parse_options",
         control_schemas="worldmodel.lingbot.control_schemas:control_schemas",
         adapter="worldmodel.lingbot.adapter:create_adapter",
+        plan_clip="worldmodel.lingbot.clip_plan:plan_clip",
     ),
     CatalogEntry(
         name="fake",
@@ -72,6 +78,7 @@ ENTRIES: tuple[CatalogEntry, ...] = (
         parse_options="worldmodel.fake_options:parse_options",
         control_schemas="worldmodel.lingbot.control_schemas:control_schemas",
         adapter="worldmodel.fake:create_adapter",
+        plan_clip="worldmodel.fake_options:plan_clip",
     ),
 )
 
@@ -97,6 +104,14 @@ def control_parser(name: str) -> ControlParser:
 
 def options_parser(name: str) -> OptionsParser:
     return cast(OptionsParser, resolve(lookup(name).parse_options))
+
+
+def clip_planner(name: str) -> ClipPlanner:
+    """Return the planner of clips of a model. Raises `RequestRefused` if it makes none."""
+    path = lookup(name).plan_clip
+    if path is None:
+        raise RequestRefused(f"model {name!r} makes no clips", code="unknown_model", field="model")
+    return cast(ClipPlanner, resolve(path))
 
 
 def control_schemas(name: str) -> dict[str, object]:

@@ -6,8 +6,13 @@ import json
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 
+from worldmodel.clips import ClipPlan, ClipWish
 from worldmodel.errors import RequestRefused
+from worldmodel.lingbot.clip_plan import plan_with
+from worldmodel.lingbot.config import LingBotOptions
 from worldmodel.lingbot.json_checks import JsonReader
+
+LATENT_FRAMES_PER_CHUNK = 3
 
 _READER = JsonReader(code="bad_options", root="options")
 
@@ -67,6 +72,11 @@ class FakeOptions:
         except ValueError as error:
             raise _READER.refusal("", "expected JSON") from error
         return _read(options)
+
+
+def plan_clip(wish: ClipWish) -> ClipPlan:
+    """Plan a clip for the test model, whose chunks have the published length. Raises `RequestRefused`."""
+    return plan_with(wish, LingBotOptions(), latent_frames_per_chunk=LATENT_FRAMES_PER_CHUNK)
 
 
 def parse_options(options: dict[str, object]) -> bytes:

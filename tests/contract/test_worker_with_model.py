@@ -40,7 +40,7 @@ def job(chunks: int, keys: str, client: WorkerClient) -> GenerateJob:
         seed=1,
         image=ImageSize(width=40, height=24),
         image_rgb=image().tobytes(),
-        steps=script_steps(parse_key_script(keys), client.info, chunks, control_parser("fake")),
+        steps=script_steps(parse_key_script(keys), client.info.latent_frames_per_chunk, chunks, control_parser("fake")),
         outputs=(MediaFormat.YUV420, MediaFormat.LATENT),
     )
 
@@ -139,4 +139,4 @@ async def test_counts_that_make_no_whole_clip_are_refused() -> None:
         with pytest.raises(ValueError, match="at least 9"):
             num_chunks(client.info, 8)
         with pytest.raises(ValueError, match="at most 6 latent frames, the whole clip, got 7"):
-            script_steps([("w",)] * 7, client.info, 2, control_parser("fake"))
+            script_steps([("w",)] * 7, client.info.latent_frames_per_chunk, 2, control_parser("fake"))

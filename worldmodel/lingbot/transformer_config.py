@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 TEXT_ROWS = 512
-"""Rows of text the network attends to, padding included; not part of the diffusers config."""
+"""Rows of text the network attends to, padding included, where the config does not say `text_len`."""
 
 CAMERA_CHANNELS = 384
 """Six ray components for each of the 8 x 8 pixels below a latent cell."""
@@ -55,7 +55,16 @@ class TransformerConfig:
         return self.num_heads * self.head_dim
 
     def __post_init__(self) -> None:
-        for name in ("num_layers", "num_heads", "head_dim", "ffn_dim", "out_channels", "text_dim", "freq_dim"):
+        for name in (
+            "num_layers",
+            "num_heads",
+            "head_dim",
+            "ffn_dim",
+            "out_channels",
+            "text_dim",
+            "freq_dim",
+            "text_rows",
+        ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.in_channels != self.out_channels + CONDITION_CHANNELS:
@@ -100,6 +109,7 @@ def read_transformer_config(content: Mapping[str, object]) -> TransformerConfig:
         latent_frames_per_chunk=_integer(content, "num_frames_per_block"),
         sink_latent_frames=sink,
         window_latent_frames=total - sink,
+        text_rows=_integer(content, "text_len") if "text_len" in content else TEXT_ROWS,
     )
 
 

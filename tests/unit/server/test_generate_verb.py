@@ -1,0 +1,84 @@
+"""The `generate` verb: every wrong call is one sentence that names the flag, before a worker is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from server import cli, generate_verb
+
+CONFIG = """
+[model]
+name = "fake"
+checkpoint = "none"
+width = 160
+height = 96
+"""
+
+
+class WorkerStarted(Exception):
+    """Says that the call was accepted and a model would be loaded now."""
+
+
+@pytest.fixture(autouse=True)
+def no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(*_: object) -> NoReturn:
+        raise WorkerStarted
+
+    monkeypatch.setattr(generate_verb, "ready_worker", start)
+
+
+@pytest.fixture
+def arguments(tmp_path: Path) -> list[str]:
+    (tmp_path / "fake.toml").write_text(CONFIG, encoding="utf-8")
+    Image.new("RGB", (64, 48)).save(tmp_path / "image.png")
+    folder = tmp_path / "walk"
+    folder.mkdir()
+    np.save(folder / "poses.npy", np.tile(np.eye(4), (33, 1, 1)))
+    np.save(folder / "intrinsics.npy", np.array([[500.0, 500.0, 416.0, 240.0]]))
+    files = ["--config", str(tmp_path / "fake.toml"), "--image", str(tmp_path / "image.png")]
+    return ["generate", *files, "--prompt", "a town", "--out", str(tmp_path / "x.mp4")]
+
+
+@pytest.mark.parametrize(
+    ("extra", "text"),
+    [
+        ("--frames 32", "--frames: expected 9 + 12 k, for example 21 or 33, got 32"),
+        ("--frames 0", "--frames: expected at least 9"),
+        ("--frames 45 --camera WALK", "--camera: expected at least 45 poses, one a frame, got 33"),
+        ("--frames 33 --camera WALK --keys w", "--camera and --keys: expected one of them"),
+        ("--frames 33 --camera NONE", "folder: 'none' cannot be opened"),
+        ("--frames 9 --keys w*4", "--keys: expected at most 3 latent frames, the whole clip, got 4"),
+        ("--frames 9 --keys x", "--keys: key script, column 1: unknown key 'x'"),
+        ("--frames 9 --size 100x96", "--size: expected a multiple of 16 pixels, got 100"),
+        ("--frames 9 --size large", "--size: expected WIDTHxHEIGHT or official, got 'large'"),
+        ("--frames 9 --seed -1", "--seed: expected a number from 0"),
+    ],
+)
+def test_a_wrong_call_ends_before_a_worker_starts(
+    arguments: list[str], extra: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    places = {"WALK": str(tmp_path / "walk"), "NONE": str(tmp_path / "none")}
+    assert cli.main([*arguments, *(places.get(word, word) for word in extra.split())]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"worldserve: {text}")
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        "--frames 33 --keys w*6",
+        "--frames 33 --camera WALK",
+        "--frames 45 --camera WALK --trim",
+        "--frames 32 --trim --size 208x112",
+        "--frames 9 --size official",
+    ],
+)
+def test_a_right_call_starts_a_worker(arguments: list[str], extra: str, tmp_path: Path) -> None:
+    words = [str(tmp_path / "walk") if word == "WALK" else word for word in extra.split()]
+    with pytest.raises(WorkerStarted):
+        cli.main([*arguments, *words])
