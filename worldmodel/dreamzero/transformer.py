@@ -1,14 +1,14 @@
 """The DreamZero transformer: all branches in one forward, observed frames committed, noisy frames drafted.
 
-The forward is split by how often a part changes. Constant for a model: `time_constants`, `action_time`. Once per prompt:
+The forward is split by how often a part changes. Constant for a model: `time_constants`, `step_time`. Once per prompt:
 `publish_text`. Once per run: `publish_image`. Once per call: `frame_inputs`. Per step: `velocity`. Observed frames:
 `commit`, which stops after K and V of the last layer.
 
 Before the first cross-attention all branches are equal, so that layer 0 has one stream of self-attention.
 
-Shapes: B streams, T tokens of a forward (video in (frame, row, column) order, then actions, then state), V video tokens,
-D model width, H heads, K head size, P rotated pairs, L text rows, I image width, C channels, F latent frames, Y and X
-latent rows and columns, N actions, A action width.
+Shapes: B streams, T tokens of a forward (video in (frame, row, column) order, then actions, then state), V video
+tokens, D model width, H heads, K head size, P rotated pairs, L text rows, I image width, C channels, F latent frames,
+Y and X latent rows and columns, N actions, A action or state width.
 Source of the formulas: DreamZero official code, the causal Wan model of its action head.
 """
 
