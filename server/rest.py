@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from http import HTTPStatus
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -15,15 +15,15 @@ from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from server.actor import SessionActor, StartImage
-from server.context import ServerContext
-from server.dialects.world_messages import check_protocol, validate
-from server.errors import BadInput, ErrorCode, NotAllowed, ServerError, Unavailable, UnknownId
+from server.dialects.world_messages import check_protocol
+from server.errors import BadInput, ErrorCode, NotAllowed, ServerError, UnknownId
 from server.health import not_ready_reason, server_info
-from server.limits import check_prompt, parse_json_object
+from server.limits import check_prompt
 from server.recording import LOG_FILE, MP4_FILE
+from server.rest_requests import ERRORS, authorize, body_of, content_type_of, context_of, read_body, read_model
 from server.starting import check_start
 from server.uploads import MIME_TYPES, decode_image
-from server.wire.messages import SessionState, WireModel
+from server.wire.messages import SessionState
 from server.wire.rest import (
     CreateSession,
     ErrorBody,
@@ -43,41 +43,17 @@ MULTIPART_OVERHEAD_BYTES = 16 * 1024
 FILE_PART_BYTES = 256 * 1024
 """What is read from a recording at once."""
 
-ModelT = TypeVar("ModelT", bound=WireModel)
-
-_ERRORS: dict[int | str, dict[str, Any]] = {"default": {"model": RestError, "description": "What went wrong."}}
-
-router = APIRouter(responses=_ERRORS)
-
-
-def _context(request: Request) -> ServerContext:
-    context: ServerContext = request.app.state.context
-    return context
-
-
-def _authorize(request: Request) -> str | None:
-    """Check token and, for requests that change something, origin; returns the owner."""
-    context = _context(request)
-    if request.method != "GET":
-        context.auth.check_origin(request.headers, scheme=request.url.scheme)
-    return context.auth.authenticate(request.headers)
-
-
-def _body_of(model: type[WireModel], *, required: bool = True) -> dict[str, Any]:
-    """Describe a body that a handler reads by itself, because ours is bounded before it is parsed."""
-    schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
-    schema.pop("$defs", None)
-    return {"requestBody": {"required": required, "content": {"application/json": {"schema": schema}}}}
+router = APIRouter(responses=ERRORS)
 
 
 # ---------------------------------------------------------------- sessions
 
 
-@router.post("/v1/sessions", status_code=HTTPStatus.CREATED, openapi_extra=_body_of(CreateSession))
+@router.post("/v1/sessions", status_code=HTTPStatus.CREATED, openapi_extra=body_of(CreateSession))
 async def create_session(request: Request) -> SessionCreated:
     """Create a session without a socket; connect one with the resume token before `resume_s` has passed."""
-    context, owner = _context(request), _authorize(request)
-    body = await _read_model(request, CreateSession)
+    context, owner = context_of(request), authorize(request)
+    body = await read_model(request, CreateSession)
     check_protocol(body.protocol)
     check_prompt(body.prompt, max_chars=context.config.limits.max_prompt_chars)
     actor = await context.table.create(await check_start(body, context, owner=owner), owner=owner)
@@ -92,23 +68,23 @@ async def create_session(request: Request) -> SessionCreated:
 
 @router.get("/v1/sessions")
 async def list_sessions(request: Request) -> SessionList:
-    context, owner = _context(request), _authorize(request)
+    context, owner = context_of(request), authorize(request)
     now = context.clock()
     return SessionList(sessions=[_view(actor, now) for actor in context.table.owned_by(owner)])
 
 
 @router.get("/v1/sessions/{session_id}")
 async def get_session(session_id: str, request: Request) -> SessionView:
-    context, owner = _context(request), _authorize(request)
+    context, owner = context_of(request), authorize(request)
     return _view(context.table.find(session_id, owner), context.clock())
 
 
-@router.post("/v1/sessions/{session_id}/reset", openapi_extra=_body_of(ResetSessionBody, required=False))
+@router.post("/v1/sessions/{session_id}/reset", openapi_extra=body_of(ResetSessionBody, required=False))
 async def reset_session(session_id: str, request: Request) -> SessionView:
     """Begin a new run; answers when the worker has."""
-    context, owner = _context(request), _authorize(request)
+    context, owner = context_of(request), authorize(request)
     actor = context.table.find(session_id, owner)
-    body = await _read_model(request, ResetSessionBody, may_be_empty=True)
+    body = await read_model(request, ResetSessionBody, may_be_empty=True)
     if body.prompt is not None:
         check_prompt(body.prompt, max_chars=context.config.limits.max_prompt_chars)
     image: StartImage | None = None
@@ -122,7 +98,7 @@ async def reset_session(session_id: str, request: Request) -> SessionView:
 @router.delete("/v1/sessions/{session_id}", status_code=HTTPStatus.NO_CONTENT)
 async def close_session(session_id: str, request: Request) -> Response:
     """Close a session; closing it again succeeds."""
-    context, owner = _context(request), _authorize(request)
+    context, owner = context_of(request), authorize(request)
     if not context.table.has_ended(session_id, owner):
         await asyncio.shield(context.table.find(session_id, owner).begin_close("deleted"))
     return Response(status_code=HTTPStatus.NO_CONTENT)
@@ -141,7 +117,7 @@ async def recording_events(session_id: str, request: Request) -> StreamingRespon
 
 
 async def _recorded(request: Request, session_id: str, name: str, mime: str) -> StreamingResponse:
-    context, owner = _context(request), _authorize(request)
+    context, owner = context_of(request), authorize(request)
     path, num_bytes = context.recordings.find(session_id, owner, name)
     try:
         file = await asyncio.to_thread(path.open, "rb")
@@ -207,13 +183,13 @@ def _view(actor: SessionActor, now: float) -> SessionView:
 )
 async def upload_image(request: Request) -> UploadCreated:
     """Keep a start image: the raw file as the body, or one file part named `image` in a form."""
-    context, owner = _context(request), _authorize(request)
+    context, owner = context_of(request), authorize(request)
     limits = context.config.limits
-    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    content_type = content_type_of(request)
     if content_type == "multipart/form-data":
         image = await _image_part(request, limits.max_image_bytes)
     elif content_type in MIME_TYPES or content_type == "application/octet-stream":
-        image = await _read_body(request, limits.max_image_bytes, "limits.max_image_bytes")
+        image = await read_body(request, limits.max_image_bytes, "limits.max_image_bytes")
     else:
         expected = ", ".join((*MIME_TYPES, "application/octet-stream", "multipart/form-data"))
         raise BadInput(
@@ -231,7 +207,7 @@ async def upload_image(request: Request) -> UploadCreated:
 @router.get("/v1/start-images/{name}", response_class=Response)
 async def start_image(name: str, request: Request) -> Response:
     """Return the file of a start image. Needs no token, like the page itself."""
-    image = await _context(request).start_images.read(name)
+    image = await context_of(request).start_images.read(name)
     mime = await asyncio.to_thread(_mime_of, image)
     return Response(image, media_type=mime, headers={"Cache-Control": "max-age=3600"})
 
@@ -243,7 +219,7 @@ def _mime_of(image: bytes) -> str:
 
 
 async def _image_part(request: Request, max_image_bytes: int) -> bytes:
-    body = await _read_body(request, max_image_bytes + MULTIPART_OVERHEAD_BYTES, "limits.max_image_bytes")
+    body = await read_body(request, max_image_bytes + MULTIPART_OVERHEAD_BYTES, "limits.max_image_bytes")
 
     async def stream() -> AsyncIterator[bytes]:
         yield body
@@ -271,8 +247,8 @@ async def _as_generator(stream: AsyncIterator[bytes]) -> Any:
 
 @router.get("/v1/info")
 async def info(request: Request) -> ServerInfo:
-    _authorize(request)
-    return server_info(_context(request))
+    authorize(request)
+    return server_info(context_of(request))
 
 
 @router.head("/healthz", include_in_schema=False)
@@ -286,7 +262,7 @@ async def healthz() -> dict[str, str]:
 @router.get("/readyz", response_class=JSONResponse)
 async def readyz(request: Request) -> JSONResponse:
     """A session could start now."""
-    context = _context(request)
+    context = context_of(request)
     reason = not_ready_reason(context)
     if reason is None:
         return JSONResponse({"ready": True})
@@ -300,7 +276,7 @@ async def readyz(request: Request) -> JSONResponse:
 
 @router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(request: Request) -> PlainTextResponse:
-    context = _context(request)
+    context = context_of(request)
     table, values = context.table, context.metrics
     states = Counter(actor.session.state for actor in table.all())
     for state in SessionState:
@@ -314,38 +290,6 @@ async def metrics(request: Request) -> PlainTextResponse:
     values.worker_generation.set(context.worker.generation)
     values.set_memory(context.worker.memory)
     return PlainTextResponse(values.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
-
-
-# ---------------------------------------------------------------- bodies
-
-
-async def _read_model(request: Request, model: type[ModelT], *, may_be_empty: bool = False) -> ModelT:
-    """Read a JSON body within our limits. Raises `ServerError`."""
-    limits = _context(request).config.limits
-    body = await _read_body(request, limits.max_message_bytes, "limits.max_message_bytes")
-    if may_be_empty and not body:
-        return model()
-    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if content_type != "application/json":
-        raise BadInput(
-            ErrorCode.BAD_CONTENT_TYPE,
-            f"content-type: expected application/json, got {content_type[:80]!r}",
-            field="content-type",
-        )
-    try:
-        text = body.decode()
-    except UnicodeDecodeError as error:
-        raise BadInput(ErrorCode.BAD_JSON, "the body is not UTF-8") from error
-    return validate(model, await asyncio.to_thread(parse_json_object, text, max_depth=limits.max_json_depth))
-
-
-async def _read_body(request: Request, max_bytes: int, key: str) -> bytes:
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > max_bytes:
-            raise Unavailable(ErrorCode.TOO_LARGE, f"the body has more than {max_bytes} bytes ({key})")
-    return bytes(body)
 
 
 # ---------------------------------------------------------------- errors
@@ -366,7 +310,7 @@ def _answer(status: int, code: str, message: str, field: str | None = None, **he
 
 async def _server_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, ServerError)
-    _context(request).metrics.errors.labels(error.code).inc()
+    context_of(request).metrics.errors.labels(error.code).inc()
     headers: dict[str, str] = {}
     if isinstance(error, NotAllowed) and error.code is ErrorCode.UNAUTHORIZED:
         headers["WWW-Authenticate"] = "Bearer"

@@ -1,0 +1,82 @@
+"""What REST handlers share: who asks, how a body is described, and bodies within bounds."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, TypeVar
+
+from fastapi import Request
+
+from server.context import ServerContext
+from server.dialects.world_messages import validate
+from server.errors import BadInput, ErrorCode, Unavailable
+from server.limits import parse_json_object
+from server.wire.messages import WireModel
+from server.wire.rest import RestError
+
+ModelT = TypeVar("ModelT", bound=WireModel)
+
+ERRORS: dict[int | str, dict[str, Any]] = {"default": {"model": RestError, "description": "What went wrong."}}
+
+
+def context_of(request: Request) -> ServerContext:
+    context: ServerContext = request.app.state.context
+    return context
+
+
+def authorize(request: Request) -> str | None:
+    """Check token and, for requests that change something, origin; returns the owner."""
+    context = context_of(request)
+    if request.method != "GET":
+        context.auth.check_origin(request.headers, scheme=request.url.scheme)
+    return context.auth.authenticate(request.headers)
+
+
+def body_of(model: type[WireModel], *, required: bool = True) -> dict[str, Any]:
+    """Describe a body that a handler reads by itself, because ours is bounded before it is parsed."""
+    schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+    schema.pop("$defs", None)
+    return {"requestBody": {"required": required, "content": {"application/json": {"schema": schema}}}}
+
+
+async def read_model(request: Request, model: type[ModelT], *, may_be_empty: bool = False) -> ModelT:
+    """Read a JSON body within our limits. Raises `ServerError`."""
+    limits = context_of(request).config.limits
+    body = await read_body(request, limits.max_message_bytes, "limits.max_message_bytes")
+    if may_be_empty and not body:
+        return model()
+    require_content_type(request, "application/json")
+    return await parse_model(body, model, max_depth=limits.max_json_depth)
+
+
+def content_type_of(request: Request) -> str:
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def require_content_type(request: Request, *accepted: str) -> None:
+    """Raise `BadInput` for a body of another type."""
+    content_type = content_type_of(request)
+    if content_type not in accepted:
+        raise BadInput(
+            ErrorCode.BAD_CONTENT_TYPE,
+            f"content-type: expected {' or '.join(accepted)}, got {content_type[:80]!r}",
+            field="content-type",
+        )
+
+
+async def parse_model(body: bytes, model: type[ModelT], *, max_depth: int) -> ModelT:
+    """Parse JSON in a thread. Raises `BadInput`."""
+    try:
+        text = body.decode()
+    except UnicodeDecodeError as error:
+        raise BadInput(ErrorCode.BAD_JSON, "the body is not UTF-8") from error
+    return validate(model, await asyncio.to_thread(parse_json_object, text, max_depth=max_depth))
+
+
+async def read_body(request: Request, max_bytes: int, key: str) -> bytes:
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > max_bytes:
+            raise Unavailable(ErrorCode.TOO_LARGE, f"the body has more than {max_bytes} bytes ({key})")
+    return bytes(body)
