@@ -1,0 +1,73 @@
+"""Alerts, dashboard and unit speak of metrics, flags and limits that exist."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from server.config import ServerSection
+from server.metrics import Metrics
+from server.watch_metrics import WatchMetrics
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "docs" / "deployment"
+
+
+def _metric_names() -> set[str]:
+    metrics = Metrics()
+    WatchMetrics(metrics.registry)
+    names = set()
+    for family in metrics.registry.collect():
+        names |= {family.name, f"{family.name}_total", f"{family.name}_bucket"}
+    return names
+
+
+def _rules() -> list[dict[str, object]]:
+    return yaml.safe_load((FOLDER / "alerts.yaml").read_text(encoding="utf-8"))["groups"][0]["rules"]
+
+
+def _panels() -> list[dict[str, object]]:
+    return json.loads((FOLDER / "grafana" / "worldserve.json").read_text(encoding="utf-8"))["panels"]
+
+
+def test_alerts_and_panels_name_metrics_that_exist() -> None:
+    expressions = [str(rule["expr"]) for rule in _rules()]
+    expressions += [target["expr"] for panel in _panels() for target in panel["targets"]]
+    used = {name for expression in expressions for name in re.findall(r"worldserve_\w+", expression)}
+    assert len(used) > 15
+    assert used <= _metric_names()
+
+
+def test_panels_do_not_overlap() -> None:
+    taken: dict[tuple[int, int], object] = {}
+    for panel in _panels():
+        place = panel["gridPos"]
+        for x in range(place["x"], place["x"] + place["w"]):
+            assert x < 24
+            for y in range(place["y"], place["y"] + place["h"]):
+                assert (x, y) not in taken, f"{panel['title']} lies on {taken.get((x, y))}"
+                taken[x, y] = panel["title"]
+
+
+@pytest.mark.parametrize(
+    "name", ["compose.yaml", "prometheus.yaml", "grafana/datasource.yaml", "grafana/dashboards.yaml"]
+)
+def test_files_are_yaml_and_mount_what_is_there(name: str) -> None:
+    content = yaml.safe_load((FOLDER / name).read_text(encoding="utf-8"))
+    for service in content.get("services", {}).values() if isinstance(content.get("services"), dict) else ():
+        for volume in service.get("volumes", ()):
+            source = volume.split(":")[0]
+            if source.startswith("./"):
+                assert (FOLDER / source).exists(), source
+
+
+def test_both_supervisors_wait_longer_than_the_server_needs_to_stop() -> None:
+    shutdown_s = ServerSection().shutdown_s
+    compose = yaml.safe_load((FOLDER / "compose.yaml").read_text(encoding="utf-8"))
+    assert int(compose["services"]["worldserve"]["stop_grace_period"].removesuffix("s")) > shutdown_s
+    unit = (FOLDER / "worldserve.service").read_text(encoding="utf-8")
+    assert int(re.findall(r"^TimeoutStopSec=(\d+)$", unit, re.M)[0]) > shutdown_s
