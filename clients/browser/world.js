@@ -33,6 +33,8 @@ export class World {
     this._view = view;
     this.recorder = new Recorder();
     this.reportDelay = new ReportDelay();
+    /** @type {{run: number, chunkIndex: number} | null}  A report that waits for the next chunk to arrive. */
+    this._heldReport = null;
     this._tracker = new AppliedTracker();
     this._sender = new ControlSender({
       send: (transitions) => this._sendControls(transitions),
@@ -159,6 +161,7 @@ export class World {
     const isNewRun = this._receivedRun !== null && header.run !== this._receivedRun;
     this._receivedRun = header.run;
     this._receivedChunk = chunkIndex;
+    this._releaseReport();
     this._chunkControls.set(keyOf(header.run, chunkIndex), this._tracker.chunk(header));
     for (const { event_id: eventId } of header.applied) this._promptEvents.delete(eventId);
     this._view.onPrompt();
@@ -198,7 +201,32 @@ export class World {
     }
     if (run !== this.run || this.bookmark === null) return;
     this._keep({ ...this.bookmark, shownChunk: chunkIndex });
-    setTimeout(() => this._report(run, chunkIndex), this.reportDelay.delayMs);
+    const session = this.session;
+    setTimeout(() => {
+      if (session?.session_id === this.session?.session_id) this._reportInTurn(run, chunkIndex);
+    }, this.reportDelay.delayMs);
+  }
+
+  /**
+   * Report a chunk once the next one has arrived (unless the server waits for the report to make it). The report lets the
+   * chunk after the next start, and a key pressed before the next one has arrived must still come in time for that.
+   * @param {number} run
+   * @param {number} chunkIndex
+   */
+  _reportInTurn(run, chunkIndex) {
+    const held = this._heldReport;
+    if (held?.run === run && held.chunkIndex > chunkIndex) return;
+    this._heldReport = { run, chunkIndex };
+    this._releaseReport();
+  }
+
+  _releaseReport() {
+    if (this._heldReport === null || this.session === null) return;
+    const { run, chunkIndex } = this._heldReport;
+    const ahead = Math.min(1, this.session.limits.lead_chunks);
+    if (run === this.run && this._receivedChunk < chunkIndex + ahead) return;
+    this._heldReport = null;
+    this._report(run, chunkIndex);
   }
 
   /**
@@ -276,6 +304,7 @@ export class World {
 
   _clearEvents() {
     this.reportDelay.reset();
+    this._heldReport = null;
     this._tracker.reset();
     this._sender.discard();
     this._promptEvents.clear();

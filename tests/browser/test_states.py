@@ -141,6 +141,15 @@ def test_a_tab_that_comes_back_goes_to_the_newest_chunk(standin: StandIn, page: 
     assert not page.read("document.querySelector('video').paused")
 
 
+def test_a_chunk_is_reported_when_the_next_one_has_arrived(standin: StandIn, page: WatchedPage) -> None:
+    """The report lets the chunk after the next start; a key pressed until then must still act in that."""
+    standin.script.make_s = 0.7
+    page.begin()
+    page.wait("app.world.shown?.chunkIndex >= 4")
+    assert len(standin.script.playback) >= 3
+    assert all(report["last_sent"] > report["chunk_index"] for report in standin.script.playback)
+
+
 def test_keys_steer_once_each_and_are_released_on_blur(standin: StandIn, page: WatchedPage) -> None:
     page.begin()
     page.page.keyboard.down("w")

@@ -192,7 +192,7 @@ class StandIn:
                 world.queued.append(message)
                 await websocket.send_json({"type": "event.queued", "event_id": message["event_id"]})
             case "playback":
-                self.script.playback.append(message)
+                self.script.playback.append({**message, "last_sent": world.chunk_index - 1})
                 if message["run"] == world.run:
                     world.shown = max(world.shown, message["chunk_index"])
             case "session.reset":
