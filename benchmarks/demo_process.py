@@ -19,9 +19,13 @@ STOP_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessUse:
-    """What one process holds at one moment. Threads and file descriptors are counts."""
+    """What one process holds at one moment. Threads and file descriptors are counts.
+
+    `own_bytes` is the resident memory the process has filled itself, without files of libraries that it has mapped.
+    """
 
     rss_bytes: int
+    own_bytes: int
     num_threads: int
     num_fds: int
 
@@ -45,10 +49,10 @@ class DemoProcess:
         return worker
 
     def server_use(self) -> ProcessUse:
-        return _use(self.process)
+        return process_use(self.process)
 
     def worker_use(self) -> ProcessUse:
-        return _use(self.worker)
+        return process_use(self.worker)
 
     def info(self) -> dict[str, Any]:
         """Ask `/v1/info`. Blocks."""
@@ -64,11 +68,22 @@ class DemoProcess:
         return {name: float(value) for name, _, value in samples}
 
 
-def _use(process: psutil.Process) -> ProcessUse:
+def process_use(process: psutil.Process) -> ProcessUse:
+    """Look at a process (Linux)."""
     with process.oneshot():
         return ProcessUse(
-            rss_bytes=process.memory_info().rss, num_threads=process.num_threads(), num_fds=process.num_fds()
+            rss_bytes=process.memory_info().rss,
+            own_bytes=_own_bytes(process.pid),
+            num_threads=process.num_threads(),
+            num_fds=process.num_fds(),
         )
+
+
+def _own_bytes(pid: int) -> int:
+    """Read anonymous memory, swapped out or not. Other processes that use the same libraries do not change it."""
+    with Path(f"/proc/{pid}/status").open() as status:
+        fields = dict(line.split(":", 1) for line in status)
+    return sum(1024 * int(fields[name].split()[0]) for name in ("RssAnon", "VmSwap"))
 
 
 @contextmanager

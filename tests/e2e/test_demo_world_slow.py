@@ -6,7 +6,6 @@ The rate of the same ten minutes is measured by `benchmarks/demo_rate.py`.
 from __future__ import annotations
 
 import asyncio
-import statistics
 from pathlib import Path
 
 import pytest
@@ -26,8 +25,9 @@ MAX_GROWTH = 1.05
 
 WARM_UP_VISITS = 100
 NUM_VISITS = 200
-MAX_BYTES_A_VISIT = 40_000
-"""Less than the smallest thing a visit could leave: one encoded chunk. An encoder has megabytes."""
+MAX_BYTES_A_VISIT = 4_000
+"""A visit leaves 0.3 kB for a while, the memory of how it ended, and malloc's heap is never quite the same. Less than
+the smallest thing that could be left: one encoded chunk has 10 kB, its pixels have 276 kB, an encoder megabytes."""
 
 
 @pytest.mark.timeout(2400)
@@ -48,9 +48,7 @@ async def test_ten_minutes_of_walking_leave_memory_flat(tmp_path: Path) -> None:
         assert demo.metrics()["worldserve_chunks_total"] >= TEN_MINUTES_CHUNKS
     for rss_bytes in (server, worker):
         assert max(rss_bytes[TWO_MINUTES_CHUNKS:]) < MAX_GROWTH * rss_bytes[TWO_MINUTES_CHUNKS]
-    # Pacing holds the chunk after the next back until this one shows, so a third chunk can't have begun.
-    assert statistics.median(distances) <= 2
-    assert max(distances) <= 3
+    assert max(distances) <= 2
 
 
 @pytest.mark.timeout(1800)
@@ -72,6 +70,7 @@ async def test_two_hundred_lost_connections_leave_nothing(tmp_path: Path) -> Non
     assert metrics["worldserve_connections"] == 0
     assert metrics["worldserve_worker_generation"] == 1
     assert {name: value for name, value in metrics.items() if name.startswith("worldserve_sessions{") and value} == {}
+    print(f"before: {before}\nafter:  {after}")
     for use_before, use_after in zip(before, after, strict=True):
         _assert_no_more(use_before, use_after)
 
@@ -98,7 +97,7 @@ async def _until_empty(demo: DemoProcess) -> None:
 def _assert_no_more(before: ProcessUse, after: ProcessUse) -> None:
     assert after.num_fds <= before.num_fds
     assert after.num_threads <= before.num_threads
-    assert after.rss_bytes < before.rss_bytes + NUM_VISITS * MAX_BYTES_A_VISIT
+    assert after.own_bytes < before.own_bytes + NUM_VISITS * MAX_BYTES_A_VISIT
 
 
 @pytest.mark.timeout(1200)
