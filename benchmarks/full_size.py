@@ -193,6 +193,7 @@ def run_chunks(runtime: Runtime, size: Size, session_ids: list[str], first: int,
             if index == 0:
                 _open(runtime, size, session_id)
             rows.append({"chunk": float(index), **_tick(runtime, session_id, index)})
+            print("  ".join(f"{name} {value:9.1f}" for name, value in rows[-1].items()), flush=True)
     return rows
 
 
@@ -292,6 +293,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=40, help="layers of the transformer (default 40)")
     parser.add_argument("--device", default="cuda", help="cuda or cpu (default cuda)")
     parser.add_argument("--tiny", action="store_true", help="a tiny network, to check this script")
+    parser.add_argument("--no-warm-up", action="store_true", help="start with the first chunk")
     parser.add_argument("--profile", action="store_true", help="profile one chunk more")
     parser.add_argument("--json", type=Path, help="write everything here")
     arguments = parser.parse_args()
@@ -310,9 +312,11 @@ def main() -> None:
     )
     runtime, built = build_runtime(size, start, device)
     print(f"built in {built['build_s']:.1f} s", flush=True)
-    warm_up_started_s = time.perf_counter()
-    runtime.warm_up(_print_stage)
-    built["warm_up_s"] = time.perf_counter() - warm_up_started_s
+    print(runtime.info("lingbot-world-v2").attention_backend, flush=True)
+    if not arguments.no_warm_up:
+        warm_up_started_s = time.perf_counter()
+        runtime.warm_up(_print_stage)
+        built["warm_up_s"] = time.perf_counter() - warm_up_started_s
     session_ids = [f"session-{number}" for number in range(arguments.sessions)]
     rows = run_chunks(runtime, size, session_ids, 0, arguments.chunks)
     report: dict[str, Any] = {
@@ -339,15 +343,14 @@ def _print_stage(stage: LoadStage, fraction: float, detail: str) -> None:
 
 
 def _show(report: dict[str, Any]) -> None:
-    for row in report["rows"]:
-        print("  ".join(f"{name} {value:9.1f}" for name, value in row.items()))
     for kernel in report.get("profile", {}).get("kernels", []):
         print(f"{kernel['ms']:9.2f} ms {kernel['calls']:6d} x {kernel['kernel']}")
     if "profile" in report:
         print(f"device idle in the profiled chunk: {report['profile']['device_idle_ms']:.1f} ms")
     for name, value in report["steady"].items():
         print(f"steady {name}: median {value['median']:.1f}, p95 {value['p95']:.1f}")
-    print({key: report[key] for key in ("commit", "device", "torch", "precision", "build_s", "warm_up_s")})
+    facts = ("commit", "device", "torch", "precision", "build_s", "warm_up_s", "max_allocated_gib")
+    print({key: report[key] for key in facts if key in report})
 
 
 if __name__ == "__main__":
