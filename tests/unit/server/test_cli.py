@@ -38,7 +38,10 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
             ("generate", "--image", "day", "--seed", "9" * 23, "--frames", "9", "--out", "x.mp4"),
             "--seed: expected a number from 0 to 9007199254740991, got 9999",
         ),
-        (("generate", "--image", "day", "--frames", "-5", "--out", "x.mp4"), "--frames: expected a number from 1"),
+        (
+            ("generate", "--image", "day", "--frames", "-5", "--out", "x.mp4"),
+            "--frames: expected at least 9, the first chunk, got -5",
+        ),
         (("generate", "--image", "day", "--frames", "9", "--out", "."), ".: expected the name of a file, got a folder"),
         (
             ("generate", "--image", "day", "--frames", "9", "--out", "x.mp4", "--latents", "./x.mp4"),
