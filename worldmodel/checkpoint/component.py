@@ -33,6 +33,10 @@ class Component(Protocol):
     @property
     def config(self) -> Mapping[str, Any]: ...
 
+    def misfits(self, module: nn.Module) -> tuple[str, ...]:
+        """Say what of the stored tensors does not fit a module, one sentence per kind; reads no tensor data."""
+        ...
+
     def load_into(
         self,
         module: nn.Module,

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from worldmodel.checkpoint.errors import CheckpointError
 from worldmodel.checkpoint.json_file import read_json_object
-from worldmodel.checkpoint.loading import DTypeChoice, Progress, listing, load_tensors, read_tensor
+from worldmodel.checkpoint.loading import DTypeChoice, Progress, find_misfits, listing, load_tensors, read_tensor
 from worldmodel.checkpoint.safetensors_header import SafetensorsFile, TensorInfo, read_safetensors_header
 from worldmodel.checkpoint.stored_component import sampled_digest
 
@@ -72,6 +72,10 @@ class ComponentReader:
         if name not in self.tensors:
             raise CheckpointError(str(self.folder), f"has no tensor {name}")
         return read_tensor(self.tensors[name], dtype=dtype, device=device)
+
+    def misfits(self, module: nn.Module) -> tuple[str, ...]:
+        """Say what of the stored tensors does not fit a module, one sentence per kind; reads headers only."""
+        return find_misfits(self.tensors, module)
 
     def load_into(
         self,

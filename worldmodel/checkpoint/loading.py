@@ -42,9 +42,11 @@ def load_tensors(
     device: torch.device | str,
     progress: Progress | None,
 ) -> None:
-    """Do what `ComponentReader.load_into` says; `subject` opens the error text."""
+    """Do what `Component.load_into` says; `subject` opens the error text."""
     wanted = names_by_tensor(module)
-    plan = _plan(stored, wanted, subject)
+    plan, problems = _plan(stored, wanted)
+    if problems:
+        raise CheckpointError(subject, *problems)
     check_other_buffers(module, wanted)
 
     def chosen(info: TensorInfo) -> torch.dtype | None:
@@ -55,6 +57,11 @@ def load_tensors(
     read = ((plan[info], tensor, info.num_bytes) for info, tensor in stream_tensors(plan, chosen, device))
     total_bytes = sum(info.num_bytes for info in plan)
     fill_module(module, read, device=device, total_bytes=total_bytes, progress=progress)
+
+
+def find_misfits(stored: Mapping[str, TensorInfo], module: nn.Module) -> tuple[str, ...]:
+    """Say what of the stored tensors does not fit a module: missing, extra, misshaped and wrongly typed ones."""
+    return _plan(stored, names_by_tensor(module))[1]
 
 
 def fill_module(
@@ -91,9 +98,9 @@ def names_by_tensor(module: nn.Module) -> list[tuple[Tensor, list[str]]]:
 
 
 def _plan(
-    stored: Mapping[str, TensorInfo], wanted: list[tuple[Tensor, list[str]]], subject: str
-) -> dict[TensorInfo, list[str]]:
-    """Match stored tensors with the module's. Raises `CheckpointError` with all findings."""
+    stored: Mapping[str, TensorInfo], wanted: list[tuple[Tensor, list[str]]]
+) -> tuple[dict[TensorInfo, list[str]], tuple[str, ...]]:
+    """Match stored tensors with the module's; return the match and all findings."""
     missing, misshaped, mistyped = [], [], []
     plan: dict[TensorInfo, list[str]] = {}
     for tensor, names in wanted:
@@ -110,7 +117,7 @@ def _plan(
             plan[stored[present[0]]] = names
     known = {name for _, names in wanted for name in names}
     extra = sorted(set(stored) - known)
-    problems = [
+    problems = tuple(
         listing(title, names)
         for title, names in (
             ("missing tensors", missing),
@@ -119,10 +126,8 @@ def _plan(
             ("wrong types", mistyped),
         )
         if names
-    ]
-    if problems:
-        raise CheckpointError(subject, *problems)
-    return plan
+    )
+    return plan, problems
 
 
 def _fits(info: TensorInfo, dtype: torch.dtype) -> bool:

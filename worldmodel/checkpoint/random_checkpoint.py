@@ -32,6 +32,10 @@ class RandomComponent:
     seed: int
     folder: Path | None = None
 
+    def misfits(self, module: nn.Module) -> tuple[str, ...]:
+        """Find nothing: what a module wants is made for it."""
+        return ()
+
     def load_into(
         self,
         module: nn.Module,

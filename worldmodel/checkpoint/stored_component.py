@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from worldmodel.checkpoint.loading import DTypeChoice, Progress, load_tensors
+from worldmodel.checkpoint.loading import DTypeChoice, Progress, find_misfits, load_tensors
 from worldmodel.checkpoint.safetensors_header import TensorInfo, read_safetensors_header
 
 _SAMPLE_BYTES = 64 * 1024
@@ -26,6 +26,10 @@ class StoredComponent:
     config: Mapping[str, Any]
     tensors: Mapping[str, TensorInfo]
     folder: Path | None = None
+
+    def misfits(self, module: nn.Module) -> tuple[str, ...]:
+        """Say what of the stored tensors does not fit a module, one sentence per kind; reads headers only."""
+        return find_misfits(self.tensors, module)
 
     def load_into(
         self,

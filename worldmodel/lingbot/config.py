@@ -113,6 +113,14 @@ class TextCleaning(StrEnum):
     OFFICIAL = "official"
 
 
+class TextPlacement(StrEnum):
+    """Where the weights of the text encoder are: on the device, streamed to it per prompt, or on the CPU."""
+
+    RESIDENT = "resident"
+    STREAMED = "streamed"
+    CPU = "cpu"
+
+
 class AttentionChoice(StrEnum):
     """Which kernel computes attention. AUTO times those that are available at load and takes the fastest."""
 
@@ -162,8 +170,9 @@ class LingBotOptions:
     `noise_clip_latent_frames` is the length of the clip for the layout that needs one. `camera_scale`: None takes the
     rule of the control in force, which is `chunk_max` for keys and key scripts, `clip_max` for trajectories and camera
     folders, and `unit` for motions. `reference_intrinsics`: None means 500 px of focal length at the target size and a
-    centred principal point. `pad_text_exact` attends to 512 text rows one by one instead of one weighted padding row;
-    equal, slower, there to check the other. `max_trajectory_poses` bounds a trajectory. `camera_root` is the folder
+    centred principal point. `text_encoder`: None keeps a small encoder on the device and streams a large one.
+    `pad_text_exact` attends to 512 text rows one by one instead of one weighted padding row; equal, slower, there to
+    check the other. `max_trajectory_poses` bounds a trajectory. `camera_root` is the folder
     below which clients may name camera folders, None for none. `recache_on_prompt`: encode the visible history anew
     under a new prompt before the chunk that brings it, instead of keeping what the old prompt made of it. That chunk
     then costs one commit forward more for each chunk in sight (at the published geometry about the work of a whole
@@ -183,6 +192,7 @@ class LingBotOptions:
     visible_latent_frames: int | None = None
     latent_frames_per_chunk: int | None = None
     text_cleaning: TextCleaning = TextCleaning.WHITESPACE
+    text_encoder: TextPlacement | None = None
     pad_text_exact: bool = False
     max_trajectory_poses: int = MAX_TRAJECTORY_POSES
     recache_on_prompt: bool = False
@@ -231,6 +241,7 @@ def _read_options(value: object) -> LingBotOptions:
         given = options.get(key)
         return None if given is None else _READER.read_integer(given, key, minimum=minimum, maximum=maximum)
 
+    placement = options.get("text_encoder")
     scale, shift, root = options.get("camera_scale"), options.get("flow_shift"), options.get("camera_root")
     result = LingBotOptions(
         preset=preset,
@@ -246,6 +257,7 @@ def _read_options(value: object) -> LingBotOptions:
         visible_latent_frames=frames("visible_latent_frames", 1),
         latent_frames_per_chunk=frames("latent_frames_per_chunk", 1),
         text_cleaning=TextCleaning(word("text_cleaning", defaults.text_cleaning, TextCleaning)),
+        text_encoder=None if placement is None else TextPlacement(word("text_encoder", "", TextPlacement)),
         pad_text_exact=_READER.read_bool(options.get("pad_text_exact", defaults.pad_text_exact), "pad_text_exact"),
         max_trajectory_poses=_READER.read_integer(
             options.get("max_trajectory_poses", defaults.max_trajectory_poses),

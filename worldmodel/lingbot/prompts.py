@@ -22,19 +22,23 @@ class Prompt:
 
 
 class PromptEncoder:
-    """Encode prompts; a prompt that was encoded lately costs nothing. Results are shared, so don't write to them."""
+    """Encode prompts of one model; a prompt that was encoded lately costs nothing.
+
+    Prompts that are equal once cleaned share their rows. Results are shared, so don't write to them.
+    """
 
     def __init__(self, encoder: TextEncoder, dtype: torch.dtype) -> None:
         self._encoder = encoder
         self._dtype = dtype
-        self._recent: OrderedDict[str, Prompt] = OrderedDict()
+        self._recent: OrderedDict[str, torch.Tensor] = OrderedDict()
 
     def encode(self, text: str) -> Prompt:
         """Return the encoded prompt."""
-        prompt = self._recent.pop(text, None)
-        if prompt is None:
-            prompt = Prompt(text=text, rows_LC=self._encoder.encode(text).to(self._dtype))
+        key = self._encoder.clean(text)
+        rows_LC = self._recent.pop(key, None)
+        if rows_LC is None:
+            rows_LC = self._encoder.encode(text).to(self._dtype)
             while len(self._recent) >= REMEMBERED_PROMPTS:
                 self._recent.popitem(last=False)
-        self._recent[text] = prompt
-        return prompt
+        self._recent[key] = rows_LC
+        return Prompt(text=text, rows_LC=rows_LC)

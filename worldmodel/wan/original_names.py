@@ -89,8 +89,8 @@ def original_vae_name(name: str) -> str:
         return f"encoder.downsamples.{match[1]}.{_original_unit_name(match[2])}"
     if match := re.fullmatch(r"decoder\.up_blocks\.(\d+)\.(resnets|upsamplers)\.(\d)\.(.+)", name):
         stage, kind, index, rest = match.groups()
-        place = int(index) if kind == "resnets" else UNITS_PER_DECODER_STAGE
-        number = int(stage) * (UNITS_PER_DECODER_STAGE + 1) + place
+        step = int(index) if kind == "resnets" else UNITS_PER_DECODER_STAGE
+        number = int(stage) * (UNITS_PER_DECODER_STAGE + 1) + step
         return f"decoder.upsamples.{number}.{_original_unit_name(rest)}"
     raise ValueError(f"no original name is known for VAE tensor {name}")
 

@@ -26,7 +26,23 @@ from transformers import AutoTokenizer, ByT5Tokenizer
 from worldmodel.checkpoint.component import Checkpoint, Component
 from worldmodel.checkpoint.errors import CheckpointError
 from worldmodel.checkpoint.loading import Progress
-from worldmodel.wan.umt5 import UMT5Encoder, parse_umt5_config
+from worldmodel.wan.layer_stream import StreamedLayers
+from worldmodel.wan.umt5 import UMT5Encoder, UMT5Layer, parse_umt5_config
+
+RESIDENT_BYTES = 2 * 1024**3
+"""An encoder up to this size stays on the device unless the configuration says otherwise."""
+
+
+class TextPlacement(StrEnum):
+    """Where the encoder's weights are.
+
+    RESIDENT: on the device. STREAMED: page-locked on the host, on the device layer by layer while a prompt is encoded.
+    CPU: on the host, which computes.
+    """
+
+    RESIDENT = "resident"
+    STREAMED = "streamed"
+    CPU = "cpu"
 
 
 class TextCleaning(StrEnum):
@@ -47,35 +63,59 @@ def clean_text(prompt: str, cleaning: TextCleaning) -> str:
 
 
 class TextEncoder:
-    """A UMT5 encoder with its tokenizer. Build it with `load_text_encoder`."""
+    """A UMT5 encoder with its tokenizer. Build it with `load_text_encoder`.
 
-    def __init__(self, model: UMT5Encoder, tokenizer: Any, *, text_len: int, cleaning: TextCleaning) -> None:
+    `streamed` are the layers to run if they are not those of `model`; `placement` says for people what was chosen.
+    Rows go to `device`, None leaves them where they were computed.
+    """
+
+    def __init__(
+        self,
+        model: UMT5Encoder,
+        tokenizer: Any,
+        *,
+        text_len: int,
+        cleaning: TextCleaning,
+        streamed: StreamedLayers[UMT5Layer] | None = None,
+        placement: TextPlacement = TextPlacement.RESIDENT,
+        device: torch.device | None = None,
+    ) -> None:
         self._model = model
         self._tokenizer = tokenizer
         self._text_len = text_len
         self._cleaning = cleaning
+        self._streamed = streamed
+        self.placement = placement
+        self._device = device
 
     @property
     def width(self) -> int:
         """D, the length of a text row."""
-        return int(self._model.config.d_model)
+        return self._model.config.d_model
 
     @property
     def num_parameters(self) -> int:
         return sum(parameter.numel() for parameter in self._model.parameters())
 
+    def clean(self, prompt: str) -> str:
+        """Return the prompt as the tokenizer gets it; prompts that are equal then have equal rows."""
+        return clean_text(prompt, self._cleaning)
+
     def token_ids(self, prompt: str) -> list[int]:
         """Return the ids of the cleaned prompt, at most `text_len`, the end token last."""
         encoded = self._tokenizer(
-            clean_text(prompt, self._cleaning), truncation=True, max_length=self._text_len, add_special_tokens=True
+            self.clean(prompt), truncation=True, max_length=self._text_len, add_special_tokens=True
         )
         return [int(token) for token in encoded["input_ids"]]
 
     @torch.no_grad()
     def encode(self, prompt: str) -> Tensor:
-        """Return the prompt's rows, float32 [L, D] on the encoder's device, 1 <= L <= `text_len`."""
-        ids_L = torch.tensor(self.token_ids(prompt), device=self._model.shared.weight.device)
-        return self._model(ids_L).float()
+        """Return the prompt's rows, float32 [L, D], 1 <= L <= `text_len`."""
+        model = self._model
+        ids_L = torch.tensor(self.token_ids(prompt), device=model.shared.weight.device)
+        h_LD = model.embed(ids_L).to(model.encoder.final_layer_norm.weight.device)
+        layers = model.layers if self._streamed is None else self._streamed
+        return model.finish(model.run(h_LD, layers)).to(device=self._device, dtype=torch.float32)
 
 
 def load_text_encoder(
@@ -85,26 +125,54 @@ def load_text_encoder(
     cleaning: TextCleaning = TextCleaning.WHITESPACE,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
+    placement: TextPlacement | None = TextPlacement.RESIDENT,
     progress: Progress | None = None,
 ) -> TextEncoder:
     """Load the components `text_encoder` and `tokenizer` of a checkpoint. Nothing is fetched.
+
+    `placement` of None: resident up to `RESIDENT_BYTES` and on a CPU, else streamed.
 
     Raises:
         CheckpointError: if a component is missing, of an unsupported class, or damaged.
     """
     if text_len < 1:
         raise ValueError(f"text_len: expected at least 1, got {text_len}")
-    model = _load_model(checkpoint.component("text_encoder"), dtype, device, progress)
+    component, place = checkpoint.component("text_encoder"), torch.device(device)
+    model = empty_text_encoder(component)
+    chosen = placement or _default_placement(model, dtype, place)
+    home = place if chosen is TextPlacement.RESIDENT else torch.device("cpu")
+    component.load_into(model, dtype=dtype, device=home, progress=progress)
+    model.requires_grad_(False).eval()
     tokenizer = _load_tokenizer(checkpoint.component("tokenizer").folder)
-    vocabulary = model.config.vocab_size
-    if len(tokenizer) > vocabulary:
-        raise CheckpointError(checkpoint.name, f"tokenizer has {len(tokenizer)} tokens, text_encoder only {vocabulary}")
-    return TextEncoder(model, tokenizer, text_len=text_len, cleaning=cleaning)
+    if len(tokenizer) > model.config.vocab_size:
+        raise CheckpointError(
+            checkpoint.name, f"tokenizer has {len(tokenizer)} tokens, text_encoder only {model.config.vocab_size}"
+        )
+    streamed = _stream(model, place) if chosen is TextPlacement.STREAMED else None
+    return TextEncoder(
+        model, tokenizer, text_len=text_len, cleaning=cleaning, streamed=streamed, placement=chosen, device=place
+    )
 
 
-def _load_model(
-    component: Component, dtype: torch.dtype, device: torch.device | str, progress: Progress | None
-) -> UMT5Encoder:
+def _default_placement(model: UMT5Encoder, dtype: torch.dtype, device: torch.device) -> TextPlacement:
+    num_bytes = sum(parameter.numel() for parameter in model.parameters()) * dtype.itemsize
+    is_small = num_bytes <= RESIDENT_BYTES
+    return TextPlacement.RESIDENT if is_small or device.type == "cpu" else TextPlacement.STREAMED
+
+
+def _stream(model: UMT5Encoder, device: torch.device) -> StreamedLayers[UMT5Layer]:
+    """Hand the layers to a stream; the last norm goes to the device, the embedding stays on the host."""
+
+    def make_layer() -> UMT5Layer:
+        with torch.device("meta"):
+            return UMT5Layer(model.config)
+
+    model.encoder.final_layer_norm.to(device)
+    return StreamedLayers(model.layers, make_layer, device)
+
+
+def empty_text_encoder(component: Component) -> UMT5Encoder:
+    """Build the encoder of a component on the meta device. Raises `CheckpointError` for a structure this isn't."""
     if component.class_name != "UMT5EncoderModel":
         raise CheckpointError(component.subject, f"expected class UMT5EncoderModel, found {component.class_name}")
     try:
@@ -112,9 +180,7 @@ def _load_model(
     except ValueError as error:
         raise CheckpointError(component.subject, str(error)) from error
     with torch.device("meta"):
-        model = UMT5Encoder(config)
-    component.load_into(model, dtype=dtype, device=device, progress=progress)
-    return model.requires_grad_(False).eval()
+        return UMT5Encoder(config)
 
 
 def _load_tokenizer(folder: Path | None) -> Any:

@@ -13,8 +13,7 @@ import torch
 from worldmodel.checkpoint.errors import CheckpointError
 from worldmodel.checkpoint.plan import CheckpointPlan
 from worldmodel.checkpoint.writer import write_checkpoint
-from worldmodel.errors import LoadFailed
-from worldmodel.lingbot.config import LingBotOptions
+from worldmodel.lingbot.config import LingBotOptions, TextPlacement, parse_options
 from worldmodel.lingbot.layout import Layout, plan_checkpoint
 from worldmodel.lingbot.original_layout import TEXT_ENCODER_FILE, VAE_FILE, open_original, transformer_config
 from worldmodel.lingbot.published import FULL, TINY
@@ -163,17 +162,32 @@ def test_every_missing_part_of_the_original_layout_is_named(tmp_path: Path) -> N
         open_original(tmp_path)
 
 
-def test_a_tensor_of_another_name_is_an_extra_and_a_missing_one(
-    checkpoints: dict[Layout, Path], tmp_path: Path
-) -> None:
-    folder = _linked_copy(checkpoints[Layout.ORIGINAL], tmp_path / "copy", without=VAE_FILE)
-    tensors = torch.load(checkpoints[Layout.ORIGINAL] / VAE_FILE, weights_only=True)
-    tensors["decoder.strange.weight"] = tensors.pop("decoder.middle.1.proj.bias")
-    torch.save(tensors, folder / VAE_FILE)
-    with pytest.raises(LoadFailed) as caught:
+def test_misfits_of_all_components_are_named_at_once(checkpoints: dict[Layout, Path], tmp_path: Path) -> None:
+    source = checkpoints[Layout.ORIGINAL]
+    folder = _linked_copy(source, tmp_path / "copy", without=(VAE_FILE, TEXT_ENCODER_FILE))
+    vae = torch.load(source / VAE_FILE, weights_only=True)
+    vae["decoder.strange.weight"] = vae.pop("decoder.middle.1.proj.bias")
+    torch.save(vae, folder / VAE_FILE)
+    text = torch.load(source / TEXT_ENCODER_FILE, weights_only=True)
+    text["norm.weight"] = text["norm.weight"][:-1]
+    text["blocks.1.attn.o.weight"] = text["blocks.1.attn.o.weight"].to(torch.int8)
+    torch.save(text, folder / TEXT_ENCODER_FILE)
+    with pytest.raises(CheckpointError) as caught:
         load(folder)
-    assert "1 missing tensors (decoder.mid_block.attentions.0.proj.bias)" in caught.value.message
-    assert "1 extra tensors (decoder.strange.weight)" in caught.value.message
+    assert caught.value.problems == (
+        "vae: 1 missing tensors (decoder.mid_block.attentions.0.proj.bias)",
+        "vae: 1 extra tensors (decoder.strange.weight)",
+        "text_encoder: 1 wrong shapes (encoder.final_layer_norm.weight [31] instead of [32])",
+        "text_encoder: 1 wrong types (encoder.block.1.layer.0.SelfAttention.o.weight I8 for torch.float32)",
+    )
+
+
+@pytest.mark.parametrize("placement", list(TextPlacement))
+def test_the_text_encoder_goes_where_the_options_say(checkpoints: dict[Layout, Path], placement: TextPlacement) -> None:
+    options = LingBotOptions.from_json(parse_options({"text_encoder": placement.value}))
+    folder, plan, device = checkpoints[Layout.DIFFUSERS], precision_plan("fp32"), torch.device("cpu")
+    model = load_model(folder, options, plan, device, lambda *_: None)
+    assert model.text_encoder.placement == placement
 
 
 def test_an_original_config_without_a_window_takes_the_published_one(caplog: pytest.LogCaptureFixture) -> None:
@@ -219,10 +233,10 @@ def test_progress_of_writing_ends_at_one(tmp_path: Path) -> None:
     assert len(set(index["weight_map"].values())) == 8
 
 
-def _linked_copy(source: Path, target: Path, *, without: str) -> Path:
+def _linked_copy(source: Path, target: Path, *, without: tuple[str, ...]) -> Path:
     for file in source.rglob("*"):
         place = target / file.relative_to(source)
-        if file.is_file() and file.name != without:
+        if file.is_file() and file.name not in without:
             place.parent.mkdir(parents=True, exist_ok=True)
             place.symlink_to(file)
     return target

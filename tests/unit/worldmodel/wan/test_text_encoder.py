@@ -13,7 +13,16 @@ from transformers import UMT5EncoderModel
 import worldmodel
 from worldmodel.checkpoint.diffusers import open_checkpoint
 from worldmodel.checkpoint.errors import CheckpointError
-from worldmodel.wan.text_encoder import TextCleaning, TextEncoder, clean_text, load_text_encoder
+from worldmodel.lingbot.published import FULL, TINY
+from worldmodel.wan.text_encoder import (
+    TextCleaning,
+    TextEncoder,
+    TextPlacement,
+    _default_placement,
+    clean_text,
+    load_text_encoder,
+)
+from worldmodel.wan.umt5 import UMT5Encoder, parse_umt5_config
 
 DEMO = Path(worldmodel.__file__).parent / "data" / "demo_world"
 END_TOKEN = 1
@@ -132,4 +141,30 @@ def test_a_tokenizer_larger_than_the_embedding_is_refused(copy: Path) -> None:
     config["added_tokens_decoder"]["384"] = config["added_tokens_decoder"]["383"] | {"content": "<one_more>"}
     file.write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match="tokenizer has 385 tokens, text_encoder only 384"):
+        load_text_encoder(open_checkpoint(copy))
+
+
+@pytest.mark.parametrize("placement", list(TextPlacement))
+def test_every_placement_gives_the_same_rows(encoder: TextEncoder, placement: TextPlacement) -> None:
+    placed = load_text_encoder(open_checkpoint(DEMO), placement=placement)
+    assert placed.placement is placement
+    assert placed.num_parameters == encoder.num_parameters
+    for prompt in ("a snowy town", ""):
+        assert torch.equal(placed.encode(prompt), encoder.encode(prompt))
+
+
+def test_the_default_placement_streams_what_is_large_and_has_a_device_to_go_to() -> None:
+    with torch.device("meta"):
+        full = UMT5Encoder(parse_umt5_config(FULL.text_encoder))
+        tiny = UMT5Encoder(parse_umt5_config(TINY.text_encoder))
+    cuda, cpu = torch.device("cuda"), torch.device("cpu")
+    assert _default_placement(full, torch.bfloat16, cuda) is TextPlacement.STREAMED
+    assert _default_placement(full, torch.bfloat16, cpu) is TextPlacement.RESIDENT
+    assert _default_placement(tiny, torch.bfloat16, cuda) is TextPlacement.RESIDENT
+
+
+def test_an_encoder_config_of_another_structure_is_one_clear_error(copy: Path) -> None:
+    file = copy / "text_encoder/config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"model_type": "t5"}))
+    with pytest.raises(CheckpointError, match="model_type must be 'umt5', got 't5'"):
         load_text_encoder(open_checkpoint(copy))

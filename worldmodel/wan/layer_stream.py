@@ -1,0 +1,138 @@
+"""Layers whose weights stay on the host and visit the device one after the other.
+
+    host    | layer 0 | layer 1 | layer 2 | ...      one flat tensor each, page-locked for CUDA
+               |copy     |copy while layer 0 computes
+    device  | slot 0  | slot 1  |                    two copies of the structure, used in turn
+
+The layer loop asks for the next layer and gets a module that is ready to run: nothing else of the model changes.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from worldmodel.errors import LoadFailed
+
+LayerT = TypeVar("LayerT", bound=nn.Module)
+
+NUM_SLOTS = 2
+ALIGNMENT = 64
+"""Elements at which a parameter starts in a flat tensor: kernels want addresses of 16 bytes or more."""
+
+
+class _Slot(Generic[LayerT]):
+    """One layer's structure on the device, over one flat tensor."""
+
+    def __init__(self, layer: LayerT, num_elements: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.layer = layer
+        self.flat = torch.empty(num_elements, dtype=dtype, device=device)
+        _use_views(layer, self.flat)
+        is_cuda = device.type == "cuda"
+        self.copied = torch.cuda.Event() if is_cuda else None
+        self.used = torch.cuda.Event() if is_cuda else None
+
+
+class StreamedLayers(Generic[LayerT]):
+    """Iterate over layers that are equal in structure, each on the device when it comes.
+
+    Takes the layers' host memory over: their parameters become views of page-locked tensors. `make_layer` returns a
+    layer without weights. What an iteration yields is overwritten two steps later.
+
+    Raises `LoadFailed` if the host refuses to lock the pages.
+    """
+
+    def __init__(self, layers: Sequence[LayerT], make_layer: Callable[[], LayerT], device: torch.device) -> None:
+        self._device = device
+        self._host = [_flatten(layer) for layer in layers]
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        if self._stream is not None:
+            # Unlocked before the memory is freed: the finalizer holds it until then.
+            weakref.finalize(self, _unlock_pages, self._host)
+            for flat in self._host:
+                _lock_pages(flat)
+        first = self._host[0]
+        self._slots = [_Slot(make_layer(), first.numel(), first.dtype, device) for _ in range(NUM_SLOTS)]
+
+    def __len__(self) -> int:
+        return len(self._host)
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of page-locked host memory."""
+        return sum(flat.nbytes for flat in self._host)
+
+    def __iter__(self) -> Iterator[LayerT]:
+        self._start_copy(0)
+        for index in range(len(self)):
+            if index + 1 < len(self):
+                self._start_copy(index + 1)
+            slot = self._slots[index % NUM_SLOTS]
+            if slot.copied is not None:
+                torch.cuda.current_stream(self._device).wait_event(slot.copied)
+            yield slot.layer
+            if slot.used is not None:
+                slot.used.record(torch.cuda.current_stream(self._device))
+
+    def _start_copy(self, index: int) -> None:
+        slot = self._slots[index % NUM_SLOTS]
+        if self._stream is None or slot.used is None or slot.copied is None:
+            slot.flat.copy_(self._host[index])
+            return
+        self._stream.wait_event(slot.used)
+        with torch.cuda.stream(self._stream):
+            slot.flat.copy_(self._host[index], non_blocking=True)
+            slot.copied.record(self._stream)
+
+
+def _places(layer: nn.Module) -> list[tuple[nn.Parameter, int]]:
+    """List the parameters with their places in a flat tensor, and the end of it as the last place plus its length."""
+    places, start = [], 0
+    for parameter in layer.parameters():
+        places.append((parameter, start))
+        start += -(-parameter.numel() // ALIGNMENT) * ALIGNMENT
+    return places
+
+
+def _flatten(layer: nn.Module) -> Tensor:
+    """Move a layer's parameters into one tensor, and make them views of it."""
+    places = _places(layer)
+    last, start = places[-1]
+    flat = torch.empty(start + last.numel(), dtype=last.dtype)
+    for parameter, start in places:
+        flat[start : start + parameter.numel()].copy_(parameter.detach().view(-1))
+    _use_views(layer, flat)
+    return flat
+
+
+def _use_views(layer: nn.Module, flat: Tensor) -> None:
+    for parameter, start in _places(layer):
+        view = flat[start : start + parameter.numel()].view(parameter.shape)
+        _set_parameter(layer, parameter, nn.Parameter(view, requires_grad=False))
+
+
+def _set_parameter(layer: nn.Module, old: nn.Parameter, new: nn.Parameter) -> None:
+    for module in layer.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if parameter is old:
+                setattr(module, name, new)
+
+
+def _unlock_pages(flats: list[Tensor]) -> None:
+    for flat in flats:
+        torch.cuda.cudart().cudaHostUnregister(flat.data_ptr())
+
+
+def _lock_pages(flat: Tensor) -> None:
+    """Page-lock memory in place; torch's own pinned allocations would be rounded up to a power of two."""
+    code = int(torch.cuda.cudart().cudaHostRegister(flat.data_ptr(), flat.nbytes, 0))
+    if code != 0:
+        raise LoadFailed(
+            f"text_encoder = 'streamed': {flat.nbytes} bytes of host memory could not be page-locked (CUDA error "
+            f"{code}); raise the limit on locked memory, or choose 'cpu' or 'resident'",
+            field="text_encoder",
+        )
