@@ -240,6 +240,9 @@ class SoakUser:
                 socket.started = message
                 known.token, known.watch_token = message["resume_token"], message["watch_token"]
                 known.epoch = message["epoch"]
+                if message["run"] != known.run:
+                    # What the last chunks of the old run applied went with them.
+                    known.open_events.clear()
                 self._enter_run(message["run"])
             case "session.state":
                 assert message["epoch"] == known.epoch
@@ -267,7 +270,9 @@ class SoakUser:
         self._outcomes[f"error {error['code']}"] += 1
         assert error["code"] not in ("internal", "cleanup_failed", "media_failed", "tick_failed"), error
         if error["code"] == "resume_gap":
+            # The chunks that are gone had answers with them.
             self._known.gaps += 1
+            self._known.open_events.clear()
         elif error["code"] in LOST_CODES:
             self._known = Known()
             raise Over
