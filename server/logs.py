@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TextIO
 
@@ -63,6 +64,20 @@ def configure_logging(section: ServerSection, stream: TextIO | None = None) -> N
     root.addHandler(handler)
     root.setLevel(library_level(section))
     logging.getLogger(OURS).setLevel(section.log_level.upper())
+
+
+@contextmanager
+def configured_logging(section: ServerSection) -> Iterator[None]:
+    """Have logging configured for a while, and afterwards as it was; a caller in this process goes on with its own."""
+    root, ours = logging.getLogger(), logging.getLogger(OURS)
+    handlers, levels = tuple(root.handlers), (root.level, ours.level)
+    configure_logging(section)
+    try:
+        yield
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(levels[0])
+        ours.setLevel(levels[1])
 
 
 def library_level(section: ServerSection) -> str:

@@ -18,7 +18,7 @@ from server.app import create_app
 from server.config import ServerConfig, ServerSection
 from server.console import LoadBar, LoadLog, follow_loading
 from server.heap import bound_malloc, set_apart_what_stays
-from server.logs import configure_logging, library_level
+from server.logs import configured_logging, library_level
 from server.session_table import SessionTable
 from server.worker_client import Worker, WorkerStatus
 from worldmodel.errors import LoadFailed
@@ -133,12 +133,11 @@ def world_server(app: FastAPI, config: ServerConfig) -> WorldServer:
 def serve(config: ServerConfig, *, open_browser: bool = False) -> None:
     """Serve until a signal comes. Raises `ServeError` or `LoadFailed`."""
     bound_malloc()
-    configure_logging(config.server)
-    listener = bind(config.server, stall_timeout_s=config.session.stall_timeout_s)
-    try:
+    with (
+        configured_logging(config.server),
+        bind(config.server, stall_timeout_s=config.session.stall_timeout_s) as listener,
+    ):
         asyncio.run(_serve(config, listener, open_browser=open_browser))
-    finally:
-        listener.close()
 
 
 async def _serve(config: ServerConfig, listener: socket.socket, *, open_browser: bool) -> None:

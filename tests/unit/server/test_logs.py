@@ -13,7 +13,7 @@ import pytest
 
 from server.config import ConfigError, ServerSection
 from server.console import LoadLog
-from server.logs import about, configure_logging
+from server.logs import about, configure_logging, configured_logging
 from worldmodel.messages import LoadProgress, LoadStage
 
 
@@ -104,3 +104,13 @@ def test_each_load_stage_is_one_line() -> None:
     ):
         shown.show(LoadProgress(stage=stage, fraction=fraction))
     assert [line["message"] for line in lines(stream)] == ["starting the worker", "loading the transformer", "ready"]
+
+
+def test_logging_is_as_it_was_once_the_server_has_ended() -> None:
+    root, ours = logging.getLogger(), logging.getLogger("server")
+    before = (list(root.handlers), root.level, ours.level)
+    with configured_logging(ServerSection(log_level="debug")):
+        assert len(root.handlers) == 1
+        assert root.handlers[0] not in before[0]
+        assert ours.level == logging.DEBUG
+    assert (list(root.handlers), root.level, ours.level) == before
