@@ -71,6 +71,15 @@ ENTRIES: tuple[CatalogEntry, ...] = (
         plan_clip="worldmodel.lingbot.clip_plan:plan_clip",
     ),
     CatalogEntry(
+        name="fake_robot",
+        title="Deterministic test robot",
+        kind=ModelKind.ROBOT,
+        parse_control="worldmodel.fake_robot_options:parse_control",
+        parse_options="worldmodel.fake_robot_options:parse_options",
+        control_schemas="worldmodel.fake_robot_options:control_schemas",
+        adapter="worldmodel.fake_robot:create_adapter",
+    ),
+    CatalogEntry(
         name="fake",
         title="Deterministic test model",
         kind=ModelKind.WORLD,

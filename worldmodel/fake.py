@@ -162,12 +162,12 @@ class FakeAdapter:
         if failure is FailureKind.REFUSE:
             raise RequestRefused("refused, as ordered", code="ordered", field="prompt")
         plan = self._reducer.prepare(state.camera, tick.events, chunk.num_latent_frames)
-        _fail_now(failure, FailureKind.EARLY)
+        fail_now(failure, FailureKind.EARLY)
         prompt = state.prompt if tick.prompt is None else tick.prompt
         _write_kv(chunk, seed=state.seed, prompt=prompt, leave_out_last_layer=failure is FailureKind.INCOMPLETE)
         denoised_s = time.perf_counter()
-        _fail_now(failure, FailureKind.LATE)
-        _fail_for_good(failure)
+        fail_now(failure, FailureKind.LATE)
+        fail_for_good(failure)
         arrays = tuple(
             self._draw(output, state, prompt, plan.poses_n44, chunk.first_latent_frame) for output in state.outputs
         )
@@ -314,14 +314,15 @@ def _hash(text: str) -> int:
     return zlib.crc32(text.encode())
 
 
-def _fail_now(failure: FailureKind | None, here: FailureKind) -> None:
+def fail_now(failure: FailureKind | None, here: FailureKind) -> None:
+    """Raise if that failure was ordered for this moment."""
     if failure is FailureKind.TRANSIENT and here is FailureKind.LATE:
         raise TickRolledBack("the chunk fails for this once, as ordered", transient=True)
     if failure is here:
         raise RuntimeError(f"the chunk fails {here}, as ordered")
 
 
-def _fail_for_good(failure: FailureKind | None) -> None:
+def fail_for_good(failure: FailureKind | None) -> None:
     """Die or never come back, if that is what was ordered."""
     if failure is FailureKind.CRASH:
         os.kill(os.getpid(), signal.SIGKILL)
