@@ -36,7 +36,8 @@ from worldmodel.wan.image import prepare_image
 from worldmodel.wan.precision import precision_plan
 from worldmodel.wan.vae import WanVAE
 
-TOLERANCE = 1e-4
+TOLERANCE = 1e-5
+"""Of the largest latent of a chunk; 150 seeds stayed below 1e-6."""
 SEED = 77
 PROMPTS = ("a street", "a forest by night", "snow")
 
