@@ -76,6 +76,7 @@ class ClientSession:
         self._started: SessionStarted | None = None
         self._run = 0
         self._last_chunk_index = -1
+        self._chunks_are_lost = False
         self._init = b""
         self._fatal: ErrorMessage | None = None
         self._ended = asyncio.Event()
@@ -286,12 +287,11 @@ class ClientSession:
         )
 
     def _check_order(self, header: ChunkHeader) -> None:
-        expected = self._last_chunk_index + 1
-        if header.chunk_index != expected:
-            raise BadServerMessage(
-                f"expected chunk {expected} of run {self._run}, got chunk {header.chunk_index} of run {header.run}"
-            )
-        self._last_chunk_index = expected
+        expected, got = self._last_chunk_index + 1, header.chunk_index
+        if got is None or got < expected or (got > expected and not self._chunks_are_lost):
+            raise BadServerMessage(f"expected chunk {expected} of run {self._run}, got chunk {got} of run {header.run}")
+        self._chunks_are_lost = False
+        self._last_chunk_index = got
 
     def _on_message(self, message: ServerMessage) -> None:
         match message:
@@ -327,6 +327,10 @@ class ClientSession:
         """Hand an error to whom it answers; fatal ones say why the connection is about to end."""
         if error.fatal:
             self._fatal = error
+        if error.code == "resume_gap":
+            logger.warning("chunks are lost: %s", error.message)
+            self._chunks_are_lost = True
+            return
         if self._receipts.refused(error):
             return
         pending = next((answer for _, answer in self._requests if not answer.done()), None)

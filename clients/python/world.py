@@ -236,6 +236,8 @@ class WorldClient:
     async def chunks(self) -> AsyncIterator[Chunk]:
         """Iterate over the chunks, in order, each once, also across resumes; ends when the session is closed.
 
+        After a link that was lost for long, chunks that the server no longer keeps are missing ("clock" and "free").
+
         Raises `SessionFailed` (after which `reset` and another `chunks()` are possible) or `SessionLost`.
         """
         while (chunk := await self._session.buffer.take()) is not None:

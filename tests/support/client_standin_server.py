@@ -44,6 +44,7 @@ class Behaviour:
 
     refuse_start: wire.ErrorMessage | None = None
     refuse_resume: wire.ErrorMessage | None = None
+    lose_chunks: int = 0
     queue_positions: tuple[int, ...] = ()
     cut_before_chunks: set[int] = field(default_factory=set)
     swallow_events: int = 0
@@ -181,6 +182,12 @@ class StandinServer:
         if init is not None:
             header = self._header(world, kind="init", timescale=muxer.timescale, codec=init.codec)
             await connection.send(pack_chunk(header, init.payload))
+        if world.epoch > 1 and self.behaviour.lose_chunks:
+            gap = wire.ErrorMessage(code="resume_gap", message=f"{self.behaviour.lose_chunks} chunks are gone")
+            await connection.send(gap.model_dump_json())
+            last += self.behaviour.lose_chunks
+            while world.made <= last:
+                world.make()
         async with asyncio.TaskGroup() as group:
             sender = group.create_task(self._send_chunks(connection, world, muxer, last))
             try:

@@ -452,6 +452,18 @@ async def test_a_refused_resume_raises_session_lost(
             await take(world, 5)
 
 
+async def test_chunks_that_the_server_no_longer_keeps_are_missing_and_the_world_goes_on(
+    server: StandinServer, connect: Any
+) -> None:
+    server.behaviour.cut_before_chunks = {3}
+    server.behaviour.lose_chunks = 2
+    async with connect(pacing="free") as world:
+        assert [chunk.chunk_index for chunk in await take(world, 6)] == [0, 1, 2, 5, 6, 7]
+        server.behaviour.skip_chunk = server.world.made
+        with pytest.raises(BadServerMessage, match="expected chunk"):
+            await take(world, 100)
+
+
 async def test_a_dead_worker_ends_the_session_without_a_resume_and_says_why(
     server: StandinServer, connect: Any
 ) -> None:
