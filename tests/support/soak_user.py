@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,9 @@ KEYS = {"track": "camera", "schema": "lingbot.camera_actions.v1"}
 
 LOST_CODES = {"session_lost", "bad_resume_token", "session_evicted"}
 """Answers to a resume that end the session for its user."""
+
+TOLD = ("event_id", "epoch", "run", "state", "code", "reason")
+"""What the story of a failed check tells of a message."""
 
 VERBS = {
     "watch chunks": 30,
@@ -44,8 +47,18 @@ class Known:
     last_chunk_index: int = -1
     gaps: int = 0
     next_event_id: int = 0
-    open_events: set[int] = field(default_factory=set)
+    open_events: dict[int, tuple[int, int]] = field(default_factory=dict)
     answered: set[int] = field(default_factory=set)
+
+    def must_answer(self) -> list[int]:
+        """Return the events whose second answer should have come by the end of the session.
+
+        A drop that was on its way to a socket that broke is not told again; the run that the session is in after it
+        tells as much, as it does to `clients/python/receipts.py`.
+        """
+        return [
+            event_id for event_id, place in self.open_events.items() if self.epoch == place[0] or self.run == place[1]
+        ]
 
 
 class Over(Exception):
@@ -62,6 +75,7 @@ class SoakUser:
         self._outcomes = outcomes
         self._socket: WorldSocket | None = None
         self._known = Known()
+        self._story: deque[str] = deque(maxlen=60)
         self.stops = False
 
     async def live(self) -> None:
@@ -73,6 +87,7 @@ class SoakUser:
                     await self._do_something(self._socket)
             except (Over, ConnectionClosed, ConnectionError, InvalidHandshake, TimeoutError) as error:
                 self._outcomes[type(error).__name__] += 1
+                self._story.append(type(error).__name__)
                 await self._drop()
                 await asyncio.sleep(self._rng.random())
         await self._close()
@@ -120,9 +135,6 @@ class SoakUser:
             while True:
                 await self._receive(socket)
         await socket.close()
-        if self._known.token:
-            return
-        assert not self._known.open_events, f"events {self._known.open_events} were never answered"
 
     # ------------------------------------------------------------ what a user does
 
@@ -130,6 +142,7 @@ class SoakUser:
         rng = self._rng
         (verb,) = rng.choices([*VERBS], [*VERBS.values()])
         self._verbs[verb] += 1
+        self._story.append(verb)
         match verb:
             case "watch chunks":
                 await self._receive_for(socket, 2.0 * rng.random())
@@ -203,9 +216,13 @@ class SoakUser:
     async def _receive(self, socket: WorldSocket) -> None:
         frame = await socket.receive()
         if isinstance(frame, Chunk):
-            if frame.header.kind == "media":
-                self._on_chunk(frame.header)
+            header = frame.header
+            applied = [it.event_id for it in header.applied]
+            self._story.append(f"chunk {header.epoch}/{header.run}/{header.chunk_index} {applied}")
+            if header.kind == "media":
+                self._on_chunk(header)
         else:
+            self._story.append(f"{frame['type']} {[frame.get(key) for key in TOLD]}")
             self._on_message(socket, frame)
         # Hours of chunks are nobody's business.
         socket.chunks.clear()
@@ -229,7 +246,7 @@ class SoakUser:
 
     def _answered(self, event_id: int) -> None:
         """Note an event's second answer. A chunk that is sent again in a new epoch answers again."""
-        self._known.open_events.discard(event_id)
+        self._known.open_events.pop(event_id, None)
         self._known.answered.add(event_id)
 
     def _on_message(self, socket: WorldSocket, message: dict[str, Any]) -> None:
@@ -240,9 +257,6 @@ class SoakUser:
                 socket.started = message
                 known.token, known.watch_token = message["resume_token"], message["watch_token"]
                 known.epoch = message["epoch"]
-                if message["run"] != known.run:
-                    # What the last chunks of the old run applied went with them.
-                    known.open_events.clear()
                 self._enter_run(message["run"])
             case "session.state":
                 assert message["epoch"] == known.epoch
@@ -250,13 +264,13 @@ class SoakUser:
                 self._enter_run(message["run"])
             case "event.queued":
                 if message["event_id"] not in known.answered:
-                    known.open_events.add(message["event_id"])
+                    known.open_events[message["event_id"]] = (known.epoch, known.run)
             case "event.dropped":
                 assert message["event_id"] not in known.answered, "dropped after it was applied or dropped"
                 self._answered(message["event_id"])
             case "session.closed":
                 self._outcomes[f"closed {message['reason']}"] += 1
-                assert not known.open_events, f"events {known.open_events} were never answered"
+                assert not known.must_answer(), f"{known.must_answer()} never answered: {' | '.join(self._story)}"
                 self._known = Known()
                 raise Over
             case "error":
