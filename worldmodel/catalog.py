@@ -71,6 +71,15 @@ ENTRIES: tuple[CatalogEntry, ...] = (
         plan_clip="worldmodel.lingbot.clip_plan:plan_clip",
     ),
     CatalogEntry(
+        name="dreamzero",
+        title="DreamZero",
+        kind=ModelKind.ROBOT,
+        parse_control="worldmodel.dreamzero.controls:parse_control",
+        parse_options="worldmodel.dreamzero.config:parse_options",
+        control_schemas="worldmodel.dreamzero.controls:control_schemas",
+        adapter="worldmodel.dreamzero.adapter:create_adapter",
+    ),
+    CatalogEntry(
         name="fake_robot",
         title="Deterministic test robot",
         kind=ModelKind.ROBOT,

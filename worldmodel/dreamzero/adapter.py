@@ -1,0 +1,323 @@
+"""DreamZero behind the runtime's seam: an observation in, K/V through a lease, actions out.
+
+A call commits what the cameras saw and predicts from there; what it predicts is never committed. The adapter holds what
+all sessions share; everything of one session is in its `DreamZeroState`, which a tick reads and never writes.
+
+Shapes: C channels, F latent frames, Y and X latent rows and columns, of pixels or latents, T frames.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from kvcache.attention import TorchAttention
+from kvcache.spec import KVSpec
+from kvcache.transaction import ChunkTransaction
+from worldmodel.adapter import NO_ARRAYS, Arrays, GeneratedChunk, ModelSpec, ProgressFn, SessionOpening
+from worldmodel.dreamzero.config import DreamZeroOptions
+from worldmodel.dreamzero.embodiments import KEY_PREFIX, NEGATIVE_PROMPT
+from worldmodel.dreamzero.frames import CALL_FRAMES, FIRST_CALL_FRAMES
+from worldmodel.dreamzero.media import OUTPUTS, RobotMedia
+from worldmodel.dreamzero.memory import plan_kv
+from worldmodel.dreamzero.noise import NoiseSource
+from worldmodel.dreamzero.observation import Observation, ObservationReader
+from worldmodel.dreamzero.observation_vae import condition_channels, condition_latents
+from worldmodel.dreamzero.pictures import observation_clip, signed_pictures, start_picture
+from worldmodel.dreamzero.prompts import Prompt, PromptEncoder, frame_prompt
+from worldmodel.dreamzero.sampler import DreamZeroSampler, Sample, skipping_rule
+from worldmodel.dreamzero.state import DreamZeroState
+from worldmodel.dreamzero.transformer import NEGATIVE, POSITIVE, TEXT_STORE, FrameInputs
+from worldmodel.dreamzero.transformer_config import CONDITION_MASK_CHANNELS
+from worldmodel.dreamzero.weights import LoadedModel, load_model
+from worldmodel.errors import LoadFailed, RequestRefused
+from worldmodel.lingbot.stage_clock import StageClock
+from worldmodel.messages import MediaFormat, StartWorker, Tick
+from worldmodel.wan.layers import PATCH
+from worldmodel.wan.precision import precision_plan
+
+WARM_UP_CALLS = 5
+"""One restart and every later start frame, then the restart at the window."""
+
+
+def create_adapter(config: StartWorker, progress: ProgressFn) -> DreamZeroAdapter:
+    """Load the checkpoint of a worker and return its adapter.
+
+    Raises:
+        LoadFailed: naming the setting that is wrong, for a bad size, precision, option or checkpoint.
+    """
+    try:
+        options = DreamZeroOptions.from_json(config.model_options)
+    except RequestRefused as error:
+        raise LoadFailed(error.message, code=error.code, field=error.field) from error
+    try:
+        plan = precision_plan(config.precision)
+    except ValueError as error:
+        raise LoadFailed(str(error), field="precision") from error
+    model = load_model(config.checkpoint, options, plan, _device(config.device), progress)
+    return DreamZeroAdapter(model, options, config)
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise LoadFailed(f"device must be 'cpu', 'cuda' or 'cuda:N', got {name!r}", field="device") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise LoadFailed(f"device is {name!r}, but torch finds no CUDA device", field="device")
+    return device
+
+
+class DreamZeroAdapter:
+    """Implements `worldmodel.adapter.WorldModelAdapter` for one loaded model at one picture size."""
+
+    def __init__(self, model: LoadedModel, options: DreamZeroOptions, config: StartWorker) -> None:
+        self._model = model
+        self._transformer = model.transformer
+        self._options = options
+        self._device = model.transformer.device
+        self._requested_sessions = config.requested_sessions
+        self._picture_size = model.sizes.picture_size or (config.height, config.width)
+        self._latent_size = self._check_sizes(config)
+        self._observations = ObservationReader(model.robot, height=config.height, width=config.width)
+        self._prompts = PromptEncoder(model.text_encoder)
+        self._template = options.prompt_template or model.robot.embodiment.template
+        network = model.sizes.transformer
+        self._noise = NoiseSource(
+            (network.out_channels, network.latent_frames_per_chunk, *self._latent_size),
+            (network.actions_per_chunk, network.action_dim),
+            self._device,
+        )
+        with torch.inference_mode():
+            self._sampler = DreamZeroSampler(
+                model.transformer, skipping_rule(options), final_noise=model.sizes.final_noise
+            )
+            self._negative = self._prompts.encode(NEGATIVE_PROMPT)
+        self._spec = self._describe(config)
+
+    def _check_sizes(self, config: StartWorker) -> tuple[int, int]:
+        """Return rows and columns of a latent. Raises `LoadFailed` if the sizes do not fit each other."""
+        for name, pixels in (("width", config.width), ("height", config.height)):
+            if pixels < 2 or pixels % 2:
+                raise LoadFailed(f"{name} must be even, a tiled picture has two views beside each other", field=name)
+        step = self._model.vae.spatial_factor * PATCH
+        height, width = self._picture_size
+        for name, pixels in (("width", width), ("height", height)):
+            if pixels < step or pixels % step:
+                raise LoadFailed(
+                    f"{name} of the encoded picture must be a multiple of {step}, got {pixels}", field=name
+                )
+        rows, columns = height // self._model.vae.spatial_factor, width // self._model.vae.spatial_factor
+        tokens, expected = (rows // PATCH) * (columns // PATCH), self._model.sizes.frame_tokens
+        if expected is not None and tokens != expected:
+            raise LoadFailed(
+                f"a picture of {width} x {height} has {tokens} tokens, the checkpoint is for {expected}: set width and "
+                "height of the tiled picture to those it was trained with",
+                field="width",
+            )
+        return rows, columns
+
+    def _describe(self, config: StartWorker) -> ModelSpec:
+        options, sizes = self._options, self._model.sizes
+        steps = "dynamic" if options.step_skipping.value == "dynamic" else f"{options.computed_steps} of 16"
+        return ModelSpec(
+            width=config.width,
+            height=config.height,
+            fps=config.fps,
+            latent_frames_per_chunk=sizes.transformer.latent_frames_per_chunk,
+            first_chunk_media_frames=0,
+            chunk_media_frames=0,
+            parameters=self._model.num_parameters,
+            precision=self._transformer.plan.name,
+            attention_backend=TorchAttention.name,
+            checkpoint_digest=self._model.digest,
+            noise_layout="per_call",
+            sampler=f"unipc, {steps}" + ("" if sizes.final_noise is None else ", decoupled"),
+            robot=self._model.robot.info(sizes.action_horizon),
+        )
+
+    # ------------------------------------------------------------ facts
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self._spec
+
+    def kv_spec(self) -> KVSpec:
+        """Return the K/V geometry, with the bytes this adapter holds per session and for all."""
+        return plan_kv(
+            self._model.sizes,
+            self._model.robot,
+            self._transformer.plan,
+            latent_size=self._latent_size,
+            picture_size=self._picture_size,
+            view_size=(self._spec.height // 2, self._spec.width // 2),
+            requested_sessions=self._requested_sessions,
+        )
+
+    # ------------------------------------------------------------ sessions
+
+    def open_state(self, opening: SessionOpening) -> DreamZeroState:
+        """Build the state before the first call. Raises `RequestRefused` for outputs this model does not make."""
+        for output in opening.outputs:
+            if output not in OUTPUTS:
+                raise RequestRefused(
+                    f"outputs: expected {' or '.join(OUTPUTS)}, got {output}", code="bad_outputs", field="outputs"
+                )
+        return self._start(opening.outputs, opening.prompt, opening.seed)
+
+    def reset_state(
+        self, state: DreamZeroState, *, prompt: str, seed: int, image: npt.NDArray[np.uint8] | None
+    ) -> DreamZeroState:
+        """Build the state before the first call of a new episode; the cameras' frames are forgotten."""
+        return self._start(state.outputs, prompt, seed)
+
+    def _start(self, outputs: tuple[MediaFormat, ...], prompt: str, seed: int) -> DreamZeroState:
+        cameras = (None,) * len(self._model.robot.cameras)
+        return DreamZeroState(outputs=outputs, seed=seed, prompt_text=prompt, cameras=cameras)
+
+    # ------------------------------------------------------------ one tick
+
+    @torch.inference_mode()
+    def generate(
+        self, tick: Tick, state: DreamZeroState, chunk: ChunkTransaction, arrays: Arrays = NO_ARRAYS
+    ) -> GeneratedChunk[DreamZeroState]:
+        """Answer one call: commit what was seen, predict the next frames and the actions until then."""
+        if tick.events:
+            raise RequestRefused("events: this model takes no controls", code="bad_control", field="events")
+        observation = self._observations.read(arrays, state.cameras)
+        prompt_text = state.prompt_text if tick.prompt is None else tick.prompt
+        prompt = self._prompts.encode(frame_prompt(prompt_text, self._template))
+        clock = StageClock(self._device)
+        clock.mark()
+        self._show_prompt(prompt, state, chunk)
+        pictures_CTYX = signed_pictures(observation.pictures_THW3, *self._picture_size).to(self._device)
+        first_CFYX: Tensor | None = None
+        if self._restarts(prompt, pictures_CTYX.shape[1], state):
+            first_CFYX, condition_CFYX = self._begin_run(pictures_CTYX, chunk)
+        else:
+            condition_CFYX = state.condition_CFYX
+            self._append(pictures_CTYX, condition_CFYX, chunk)
+        clock.mark()
+        sample = self._predict(observation, condition_CFYX, state, chunk)
+        clock.mark()
+        commit_ms, denoise_ms = clock.durations_ms()
+        latents = sample.video_CFYX if first_CFYX is None else torch.cat([first_CFYX, sample.video_CFYX], dim=1)
+        end = chunk.first_latent_frame + chunk.num_latent_frames
+        return GeneratedChunk(
+            state=replace(
+                state,
+                prompt_text=prompt_text,
+                prompt=prompt,
+                cameras=observation.cameras,
+                start_latent_frame=end + sample.video_CFYX.shape[1],
+                condition_CFYX=condition_CFYX,
+            ),
+            media=RobotMedia(state.outputs, self._model.robot, observation.raw_state_S, sample.action_NA, latents),
+            num_media_frames=0,
+            applied=(),
+            pose=None,
+            denoise_ms=denoise_ms,
+            commit_ms=commit_ms,
+            decode_ms=0.0,
+        )
+
+    def _restarts(self, prompt: Prompt, num_frames: int, state: DreamZeroState) -> bool:
+        """Tell whether a call begins a new run: nothing before it, another prompt, one frame, or no room left."""
+        limit = self._model.sizes.transformer.restart_latent_frame
+        return (
+            state.prompt is None
+            or state.prompt.token_ids != prompt.token_ids
+            or num_frames == 1
+            or limit is None
+            or state.start_latent_frame >= limit
+        )
+
+    def _show_prompt(self, prompt: Prompt, state: DreamZeroState, chunk: ChunkTransaction) -> None:
+        """Publish the text of both branches where it is not there yet; that of the negative one never changes."""
+        is_new = state.prompt is None or state.prompt.token_ids != prompt.token_ids
+        if is_new or not chunk.cross_store(TEXT_STORE, branch=POSITIVE).is_filled:
+            self._transformer.publish_text(prompt.rows_LC, chunk, branch=POSITIVE)
+        if not chunk.cross_store(TEXT_STORE, branch=NEGATIVE).is_filled:
+            self._transformer.publish_text(self._negative.rows_LC, chunk, branch=NEGATIVE)
+
+    # ------------------------------------------------------------ what was seen
+
+    def _begin_run(self, pictures_CTYX: Tensor, chunk: ChunkTransaction) -> tuple[Tensor, Tensor | None]:
+        """Commit the first frame of a new run; return its latent and the condition channels of the run."""
+        chunk.restart(1)
+        picture_CYX = start_picture(pictures_CTYX)
+        self._transformer.publish_image(self._model.image_encoder.encode(picture_CYX), chunk)
+        sizes = self._model.sizes
+        if not sizes.transformer.image_condition:
+            first_CFYX = self._model.vae.encode_clip(picture_CYX[:, None])
+            self._commit(first_CFYX, None, chunk)
+            return first_CFYX, None
+        latents_CFYX = condition_latents(self._model.vae, picture_CYX, sizes.condition_latent_frames)
+        condition_CFYX = condition_channels(latents_CFYX, CONDITION_MASK_CHANNELS)
+        first_CFYX = latents_CFYX[:, :1]
+        self._commit(first_CFYX, condition_CFYX, chunk)
+        return first_CFYX, condition_CFYX
+
+    def _append(self, pictures_CTYX: Tensor, condition_CFYX: Tensor | None, chunk: ChunkTransaction) -> None:
+        """Commit the frames seen since the last call, in place of those it had predicted."""
+        latents_CFYX = self._model.vae.encode_clip(observation_clip(pictures_CTYX))
+        self._commit(latents_CFYX[:, -chunk.num_latent_frames :], condition_CFYX, chunk)
+
+    def _commit(self, latents_CFYX: Tensor, condition_CFYX: Tensor | None, chunk: ChunkTransaction) -> None:
+        inputs = self._frame_inputs(condition_CFYX, chunk.first_latent_frame, latents_CFYX.shape[1])
+        self._transformer.commit(latents_CFYX, self._sampler.commit_time, inputs, chunk)
+
+    # ------------------------------------------------------------ what comes next
+
+    def _predict(
+        self,
+        observation: Observation,
+        condition_CFYX: Tensor | None,
+        state: DreamZeroState,
+        chunk: ChunkTransaction,
+    ) -> Sample:
+        network = self._model.sizes.transformer
+        draft = chunk.draft(network.latent_frames_per_chunk)
+        state_A = self._model.robot.normalize_state(observation.raw_state_S, network.state_dim)
+        inputs = self._frame_inputs(
+            condition_CFYX,
+            draft.first_latent_frame,
+            draft.num_latent_frames,
+            state_A=torch.from_numpy(state_A).to(self._device),
+        )
+        seed = state.seed if self._options.noise_seed is None else self._options.noise_seed
+        return self._sampler.denoise(self._noise.draw(seed), inputs, draft)
+
+    def _frame_inputs(
+        self, condition_CFYX: Tensor | None, first: int, num_latent_frames: int, *, state_A: Tensor | None = None
+    ) -> FrameInputs:
+        part_CFYX = None
+        if condition_CFYX is not None:
+            # Past the end of the condition its last frames serve.
+            start = min(first, condition_CFYX.shape[1] - num_latent_frames)
+            part_CFYX = condition_CFYX[:, start : start + num_latent_frames]
+        return self._transformer.frame_inputs(
+            part_CFYX,
+            first_latent_frame=first,
+            shape_FYX=(num_latent_frames, *self._latent_size),
+            state_A=state_A,
+        )
+
+    # ------------------------------------------------------------ warm-up
+
+    def warm_up_openings(self) -> tuple[tuple[SessionOpening, int], ...]:
+        """Ask for one episode that goes through every start frame and the restart after the last one."""
+        opening = SessionOpening(prompt="", seed=0, image=None, outputs=OUTPUTS)
+        return ((opening, WARM_UP_CALLS),)
+
+    def warm_up_arrays(self, chunk_index: int) -> Arrays:
+        """Return black pictures, one frame in the first call and four in each later one, and a resting robot."""
+        robot = self._model.robot
+        count = FIRST_CALL_FRAMES if chunk_index == 0 else CALL_FRAMES
+        shape = (count, robot.camera_height, robot.camera_width, 3)
+        arrays: dict[str, npt.NDArray[np.generic]] = {key: np.zeros(shape, np.uint8) for key in robot.cameras}
+        return arrays | {KEY_PREFIX + state.name: np.zeros(state.num_dims) for state in robot.states}

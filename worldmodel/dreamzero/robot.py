@@ -1,0 +1,227 @@
+"""One robot as a checkpoint knows it: what a request must hold, and how numbers become the network's and back.
+
+Shapes: N rows of an action chunk, A numbers of a row, S numbers of the state.
+Source: DreamZero official code, its state and action transforms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from worldmodel.dreamzero.embodiments import KEY_PREFIX, Embodiment
+from worldmodel.dreamzero.normalize import NormalizationMode, Normalizer, read_normalizer
+from worldmodel.dreamzero.training_config import TrainingConfig
+from worldmodel.messages import RobotInfo, StateInput
+
+ACTION_SPACE = "joint_position"
+MAX_REQUEST_FRAMES = 64
+
+DROID_KEYS = ("joint_position", "gripper_position")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """One key of state or action: `dims` are its places in the joined vector.
+
+    `relative_to` are places of the raw state to which an action of this key is added, None if it is absolute.
+    """
+
+    name: str
+    dims: slice
+    normalizer: Normalizer
+    relative_to: slice | None = None
+
+    @property
+    def num_dims(self) -> int:
+        return int(self.dims.stop - self.dims.start)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Robot:
+    """What requests hold and how they are read. `cameras` are request keys in tiling order."""
+
+    embodiment: Embodiment
+    cameras: tuple[str, ...]
+    camera_height: int
+    camera_width: int
+    states: tuple[Field, ...]
+    actions: tuple[Field, ...]
+
+    @property
+    def num_state_dims(self) -> int:
+        return int(self.states[-1].dims.stop)
+
+    @property
+    def num_action_dims(self) -> int:
+        return int(self.actions[-1].dims.stop)
+
+    def info(self, action_horizon: int) -> RobotInfo:
+        """Describe the robot to the server."""
+        return RobotInfo(
+            embodiment=self.embodiment.tag,
+            cameras=self.cameras,
+            states=tuple(StateInput(name=KEY_PREFIX + state.name, num_dims=state.num_dims) for state in self.states),
+            image_height=self.camera_height,
+            image_width=self.camera_width,
+            max_request_frames=MAX_REQUEST_FRAMES,
+            action_space=ACTION_SPACE,
+            action_horizon=action_horizon,
+            action_dims=self.num_action_dims,
+            needs_wrist_camera=self.embodiment.needs_wrist_camera,
+            num_external_cameras=self.embodiment.num_external_cameras,
+            needs_stereo_camera=False,
+        )
+
+    def normalize_state(self, raw_S: npt.NDArray[np.float64], width: int) -> npt.NDArray[np.float32]:
+        """Return the normalised state, padded with zeros to `width`."""
+        out = np.zeros(width, np.float32)
+        for state in self.states:
+            out[state.dims] = state.normalizer.forward(raw_S[state.dims])
+        return out
+
+    def absolute_actions(
+        self, normalized_NA: npt.NDArray[np.float32], raw_state_S: npt.NDArray[np.float64]
+    ) -> npt.NDArray[np.float32]:
+        """Return actions in the robot's units, [N, A] without padding.
+
+        Relative keys are added to the state of the request as it came, not as it was normalised and clipped.
+        """
+        out = np.empty((normalized_NA.shape[0], self.num_action_dims), np.float32)
+        for action in self.actions:
+            values = action.normalizer.inverse(normalized_NA[:, action.dims].astype(np.float64))
+            if action.relative_to is not None:
+                values = values + raw_state_S[action.relative_to]
+            out[:, action.dims] = values
+        return out
+
+
+def read_robot(
+    metadata: Mapping[str, object],
+    training: TrainingConfig,
+    embodiment: Embodiment,
+    *,
+    state_width: int,
+    action_width: int,
+    problems: list[str],
+) -> Robot | None:
+    """Build the robot of an embodiment from `metadata.json`. Appends to `problems` all that is missing or wrong."""
+    entry = metadata.get(embodiment.tag, metadata)
+    if not isinstance(entry, Mapping) or "statistics" not in entry or "modalities" not in entry:
+        known = ", ".join(map(str, metadata)) or "nothing"
+        problems.append(f"metadata.json: no statistics of {embodiment.tag}, only of {known}")
+        return None
+    reader = _Reader(entry, training, embodiment, problems)
+    cameras, height, width = reader.cameras()
+    states = reader.fields("state", state_width)
+    actions = reader.relative(reader.fields("action", action_width), states)
+    if problems:
+        return None
+    return Robot(
+        embodiment=embodiment,
+        cameras=cameras,
+        camera_height=height,
+        camera_width=width,
+        states=states,
+        actions=actions,
+    )
+
+
+class _Reader:
+    def __init__(
+        self, entry: Mapping[str, object], training: TrainingConfig, embodiment: Embodiment, problems: list[str]
+    ) -> None:
+        self._entry = entry
+        self._training = training
+        self._embodiment = embodiment
+        self._problems = problems
+
+    def _table(self, section: str, kind: str) -> Mapping[str, object]:
+        tables = self._entry.get(section)
+        table = tables.get(kind) if isinstance(tables, Mapping) else None
+        if not isinstance(table, Mapping):
+            self._problems.append(f"metadata.json: {section}.{kind} is missing")
+            return {}
+        return table
+
+    def _keys(self, kind: str, known: Mapping[str, object]) -> tuple[str, ...]:
+        """Name the keys in order: those of the training run, those every robot of the kind has, or all."""
+        if kind in self._training.keys:
+            return self._training.keys[kind]
+        return DROID_KEYS if self._embodiment.tag == "oxe_droid" else tuple(known)
+
+    def cameras(self) -> tuple[tuple[str, ...], int, int]:
+        """Return request keys in tiling order and the one size (height, width) that all cameras have."""
+        table = self._table("modalities", "video")
+        pairs = self._embodiment.cameras
+        if pairs is None:
+            names = self._training.keys.get("video", tuple(table))
+            pairs = tuple((name, name) for name in names)
+        sizes = set()
+        for key, _ in pairs:
+            entry = table.get(key)
+            resolution = entry.get("resolution") if isinstance(entry, Mapping) else None
+            match resolution:
+                case [int(width), int(height)] if width > 0 and height > 0:
+                    sizes.add((height, width))
+                case _:
+                    self._problems.append(f"metadata.json: modalities.video.{key}.resolution must be [width, height]")
+        if len(sizes) > 1:
+            self._problems.append(f"metadata.json: cameras of different sizes are not supported: {sorted(sizes)}")
+        if not 1 <= len(pairs) <= 4:
+            self._problems.append(f"metadata.json: expected 1 to 4 cameras, got {len(pairs)}")
+        height, width = next(iter(sizes), (1, 1))
+        return tuple(KEY_PREFIX + request for _, request in pairs), height, width
+
+    def fields(self, kind: str, width: int) -> tuple[Field, ...]:
+        """Lay the keys of state or action one after the other into a vector of at most `width` numbers."""
+        modalities, statistics = self._table("modalities", kind), self._table("statistics", kind)
+        fields: list[Field] = []
+        start = 0
+        for key in self._keys(kind, modalities):
+            entry = modalities.get(key)
+            shape = entry.get("shape") if isinstance(entry, Mapping) else None
+            match shape:
+                case [int(num_dims)] if num_dims > 0:
+                    pass
+                case _:
+                    self._problems.append(f"metadata.json: modalities.{kind}.{key}.shape must be one number")
+                    continue
+            mode = self._training.modes.get(f"{kind}.{key}", NormalizationMode.Q99)
+            where = f"metadata.json: statistics.{kind}.{key}"
+            normalizer = read_normalizer(statistics.get(key), mode, num_dims, where=where, problems=self._problems)
+            fields.append(Field(name=key, dims=slice(start, start + num_dims), normalizer=normalizer))
+            start += num_dims
+        if not fields or start > width:
+            self._problems.append(f"metadata.json: {kind} has {start} numbers, expected 1 to {width}")
+        return tuple(fields)
+
+    def relative(self, actions: tuple[Field, ...], states: tuple[Field, ...]) -> tuple[Field, ...]:
+        """Mark the actions that are relative to the state of the same name."""
+        if self._training.relative_action is False:
+            return actions
+        chosen = self._training.relative_action_keys
+        names = [action.name for action in actions if "joint" in action.name] if chosen is None else list(chosen)
+        names = [name.removeprefix("action.") for name in names]
+        by_name = {state.name: state for state in states}
+        marked = []
+        for action in actions:
+            if action.name not in names:
+                marked.append(action)
+                continue
+            state = by_name.get(action.name)
+            if state is None or state.num_dims != action.num_dims:
+                self._problems.append(
+                    f"relative action {action.name} needs a state of its name and {action.num_dims} numbers"
+                )
+                continue
+            marked.append(
+                Field(name=action.name, dims=action.dims, normalizer=action.normalizer, relative_to=state.dims)
+            )
+        unknown = sorted(set(names) - {action.name for action in actions})
+        if unknown:
+            self._problems.append(f"relative_action_keys names no action: {', '.join(unknown)}")
+        return tuple(marked)

@@ -1,0 +1,105 @@
+"""The sampler of DreamZero around the transformer: noise to the next video latents and actions.
+
+Video is guided, actions are those of the positive branch alone; each has a UniPC trajectory of its own. Holds no state
+of any session.
+
+Shapes: B branches, C channels, F latent frames, Y and X latent rows and columns, N actions, A action width.
+Source: DreamZero official code, its action head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from worldmodel.dreamzero.config import DreamZeroOptions
+from worldmodel.dreamzero.config import StepSkipping as SkippingRule
+from worldmodel.dreamzero.noise import Noise
+from worldmodel.dreamzero.step_skip import NUM_STEPS, DynamicSkipping, StepSkipping, static_skipping
+from worldmodel.dreamzero.transformer import (
+    NEGATIVE,
+    POSITIVE,
+    DraftKV,
+    DreamZeroTransformer,
+    FrameInputs,
+    StepTime,
+    Velocity,
+)
+from worldmodel.dreamzero.transformer_layers import TimeConstants
+from worldmodel.dreamzero.unipc import UniPC, noise_levels
+
+SHIFT = 5.0
+GUIDANCE = 5.0
+COMMIT_TIMESTEP = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Sample:
+    """What a call predicts, float32: latents of the next frames, and the normalised actions until then."""
+
+    video_CFYX: Tensor
+    action_NA: Tensor
+    num_computed: int
+
+
+def skipping_rule(options: DreamZeroOptions) -> Callable[[], StepSkipping]:
+    """Return what makes the rule of one call."""
+    if options.step_skipping is SkippingRule.DYNAMIC:
+        return DynamicSkipping
+    static = static_skipping(options.computed_steps)
+    return lambda: static
+
+
+class DreamZeroSampler:
+    """Denoise one call. `final_noise`: where the video's noise ends if it is decoupled from that of the actions."""
+
+    def __init__(
+        self,
+        transformer: DreamZeroTransformer,
+        new_skipping: Callable[[], StepSkipping],
+        *,
+        final_noise: float | None = None,
+    ) -> None:
+        self._transformer = transformer
+        self._new_skipping = new_skipping
+        self._video = UniPC(noise_levels(NUM_STEPS, SHIFT, final_noise=final_noise))
+        self._action = UniPC(noise_levels(NUM_STEPS, SHIFT))
+        self._times = self._all_times()
+        self.commit_time = transformer.time_constants(COMMIT_TIMESTEP)
+
+    def _all_times(self) -> tuple[StepTime, ...]:
+        """Derive the constants of every step once; a timestep that occurs twice is derived once."""
+        pairs = list(zip(self._video.levels.timesteps, self._action.levels.timesteps, strict=True))
+        constants: dict[int, TimeConstants] = {
+            timestep: self._transformer.time_constants(timestep)
+            for timestep in {each for pair in pairs for each in pair}
+        }
+        return tuple(self._transformer.step_time(constants[video], constants[action]) for video, action in pairs)
+
+    def denoise(self, noise: Noise, inputs: FrameInputs, draft: DraftKV) -> Sample:
+        """Return the prediction of one call. K and V of the noisy frames go to `draft`."""
+        skipping = self._new_skipping()
+        video, action = self._video.start(noise.video_CFYX), self._action.start(noise.action_NA)
+        guided_CFYX: Tensor | None = None
+        action_flow_NA: Tensor | None = None
+        num_computed = 0
+        for step in range(NUM_STEPS):
+            if skipping.runs(step):
+                velocity = self._transformer.velocity(video.sample, action.sample, self._times[step], inputs, draft)
+                guided_CFYX, action_flow_NA = guide(velocity), velocity.action_NA
+                skipping.computed(guided_CFYX)
+                num_computed += 1
+            assert guided_CFYX is not None
+            assert action_flow_NA is not None
+            video = self._video.advance(video, guided_CFYX)
+            action = self._action.advance(action, action_flow_NA)
+        return Sample(video_CFYX=video.sample, action_NA=action.sample, num_computed=num_computed)
+
+
+def guide(velocity: Velocity) -> Tensor:
+    """Push the video away from what the negative branch predicts."""
+    positive, negative = velocity.video_BCFYX[POSITIVE], velocity.video_BCFYX[NEGATIVE]
+    return torch.add(negative, positive - negative, alpha=GUIDANCE)

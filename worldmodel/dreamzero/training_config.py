@@ -1,0 +1,144 @@
+"""What a checkpoint's `experiment_cfg/conf.yaml` says about observations and actions.
+
+The file is the configuration of a training run and nests these settings differently from run to run, so they are looked
+for by key wherever they stand. Where a setting stands with several values, those below a key that names our robot
+count; if they still differ, that is a problem and not a choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import yaml
+
+from worldmodel.dreamzero.normalize import NormalizationMode
+
+MAX_CONFIG_BYTES = 4 * 1024 * 1024
+
+KINDS = ("video", "state", "action")
+
+T = TypeVar("T")
+
+KeyPath = tuple[str, ...]
+"""Keys that lead to a table."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingConfig:
+    """Settings that were found; None or empty where the file says nothing.
+
+    `keys` has, for each of `KINDS`, the names in order, without their kind in front. `modes` maps ``state.name`` and
+    ``action.name`` to how it is normalised. `view_size` is (height, width) of a camera's view.
+    """
+
+    keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    modes: Mapping[str, NormalizationMode] = field(default_factory=dict)
+    relative_action: bool | None = None
+    relative_action_keys: tuple[str, ...] | None = None
+    view_size: tuple[int, int] | None = None
+
+
+def read_training_config(file: Path, tag: str, problems: list[str]) -> TrainingConfig:
+    """Read the settings of one embodiment. A missing file has none; appends to `problems` what contradicts itself."""
+    if not file.is_file():
+        return TrainingConfig()
+    content = file.read_bytes()
+    if len(content) > MAX_CONFIG_BYTES:
+        problems.append(f"{file.name}: longer than {MAX_CONFIG_BYTES} bytes")
+        return TrainingConfig()
+    try:
+        tree = yaml.safe_load(content)
+    except (yaml.YAMLError, RecursionError) as error:
+        problems.append(f"{file.name}: is not valid YAML ({str(error).splitlines()[0]})")
+        return TrainingConfig()
+    return _Finder(tree, tag, file.name, problems).read()
+
+
+class _Finder:
+    def __init__(self, tree: object, tag: str, name: str, problems: list[str]) -> None:
+        self._tables = list(_tables(tree, ()))
+        self._tag = tag
+        self._name = name
+        self._problems = problems
+
+    def read(self) -> TrainingConfig:
+        relative = self._one("relative_action", self._values("relative_action", bool))
+        relative_keys = self._one("relative_action_keys", self._values("relative_action_keys", list))
+        keys = {kind: self._one(f"{kind}.modality_keys", self._keys(kind)) for kind in KINDS}
+        return TrainingConfig(
+            keys={kind: found for kind, found in keys.items() if found is not None},
+            modes=self._modes(),
+            relative_action=relative,
+            relative_action_keys=None if relative_keys is None else tuple(map(str, relative_keys)),
+            view_size=self._one("VideoResize", self._view_sizes()),
+        )
+
+    def _one(self, key: str, found: list[tuple[KeyPath, T]]) -> T | None:
+        """Return the one value of a setting, None if there is none; note a problem if there are several."""
+        values = _different(found)
+        if len(values) > 1:
+            values = _different([(path, value) for path, value in found if self._is_ours(path)]) or values
+        if len(values) > 1:
+            self._problems.append(f"{self._name}: {key} stands there with different values: {values}")
+        return values[0] if values else None
+
+    def _is_ours(self, path: KeyPath) -> bool:
+        return any(self._tag in part for part in path)
+
+    def _values(self, key: str, kind: type[T]) -> list[tuple[KeyPath, T]]:
+        return [(path, value) for path, table in self._tables if isinstance(value := table.get(key), kind)]
+
+    def _keys(self, kind: str) -> list[tuple[KeyPath, tuple[str, ...]]]:
+        found: list[tuple[KeyPath, tuple[str, ...]]] = []
+        for path, table in self._tables:
+            entry = table.get(kind)
+            keys = entry.get("modality_keys") if isinstance(entry, Mapping) else None
+            if isinstance(keys, list):
+                found.append((path, tuple(str(key).removeprefix(f"{kind}.") for key in keys)))
+        return found
+
+    def _modes(self) -> dict[str, NormalizationMode]:
+        by_key: dict[str, list[tuple[KeyPath, str]]] = {}
+        for path, table in self._values("normalization_modes", dict):
+            for key, word in table.items():
+                by_key.setdefault(str(key), []).append((path, str(word)))
+        modes: dict[str, NormalizationMode] = {}
+        for key, found in by_key.items():
+            word = self._one(f"normalization of {key}", found)
+            try:
+                modes[key] = NormalizationMode(str(word))
+            except ValueError:
+                known = ", ".join(NormalizationMode)
+                self._problems.append(f"{self._name}: normalization of {key}: expected one of {known}, got {word!r}")
+        return modes
+
+    def _view_sizes(self) -> list[tuple[KeyPath, tuple[int, int]]]:
+        found: list[tuple[KeyPath, tuple[int, int]]] = []
+        for path, table in self._tables:
+            match table:
+                case {"_target_": str(target), "height": int(height), "width": int(width)}:
+                    if target.endswith("VideoResize"):
+                        found.append((path, (height, width)))
+        return found
+
+
+def _different(found: list[tuple[KeyPath, T]]) -> list[T]:
+    values: list[T] = []
+    for _, value in found:
+        if value not in values:
+            values.append(value)
+    return values
+
+
+def _tables(tree: object, path: KeyPath) -> Iterator[tuple[KeyPath, Mapping[str, object]]]:
+    """Yield every table of a tree with the keys that lead to it."""
+    if isinstance(tree, Mapping):
+        yield path, tree
+        for key, value in tree.items():
+            yield from _tables(value, (*path, str(key)))
+    elif isinstance(tree, list):
+        for value in tree:
+            yield from _tables(value, path)

@@ -1,0 +1,189 @@
+"""Load a DreamZero checkpoint and check that its parts fit together.
+
+Headers and settings are checked first, so that everything that does not fit is named in one error before 45 GB are
+read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from worldmodel.adapter import ProgressFn
+from worldmodel.checkpoint.errors import CheckpointError
+from worldmodel.checkpoint.loading import Progress, listing, names_by_tensor
+from worldmodel.checkpoint.safetensors_header import TensorInfo
+from worldmodel.dreamzero.checkpoint import (
+    IMAGE_ENCODER,
+    TRANSFORMER,
+    VAE,
+    DreamZeroCheckpoint,
+    open_checkpoint,
+)
+from worldmodel.dreamzero.config import DreamZeroOptions
+from worldmodel.dreamzero.embodiments import embodiment
+from worldmodel.dreamzero.image_encoder import ImageEncoder
+from worldmodel.dreamzero.lora import merge_lora
+from worldmodel.dreamzero.observation_vae import ObservationVAE
+from worldmodel.dreamzero.prompts import Encoder
+from worldmodel.dreamzero.robot import Robot, read_robot
+from worldmodel.dreamzero.sizes import Sizes
+from worldmodel.dreamzero.transformer import DreamZeroTransformer
+from worldmodel.dreamzero.wide_vae import WideObservationVAE
+from worldmodel.messages import LoadStage
+from worldmodel.wan.precision import PrecisionPlan
+from worldmodel.wan.text_encoder import TextCleaning, load_text_encoder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LoadedModel:
+    """Everything of a checkpoint that is needed to serve, on its device and in its number formats."""
+
+    sizes: Sizes
+    robot: Robot
+    transformer: DreamZeroTransformer
+    vae: ObservationVAE
+    image_encoder: ImageEncoder
+    text_encoder: Encoder
+    digest: str
+    num_parameters: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Empty:
+    """The modules on the meta device, by component."""
+
+    transformer: DreamZeroTransformer
+    vae: ObservationVAE
+    image_encoder: ImageEncoder
+
+    def by_component(self) -> dict[str, nn.Module]:
+        return {TRANSFORMER: self.transformer, VAE: self.vae, IMAGE_ENCODER: self.image_encoder}
+
+
+def load_model(
+    path: str, options: DreamZeroOptions, plan: PrecisionPlan, device: torch.device, progress: ProgressFn
+) -> LoadedModel:
+    """Load all parts of a checkpoint, telling `progress` about each.
+
+    Raises:
+        LoadFailed: for a checkpoint that is damaged, of another model, or at odds with itself or with `options`; it
+            names everything found.
+    """
+    progress(LoadStage.CHECKPOINT, 0.0, "")
+    checkpoint, robot = read_checkpoint(path, options)
+    modules = empty_modules(checkpoint.sizes)
+    _check_tensors(checkpoint, modules)
+    progress(LoadStage.CHECKPOINT, 1.0, "")
+    transformer = _load_transformer(checkpoint, modules.transformer, plan, device, progress)
+    vae, image_encoder = modules.vae, modules.image_encoder
+    checkpoint.component(VAE).load_into(
+        vae, dtype=plan.vae, device=device, progress=_share(LoadStage.VAE, progress, 0.0, 0.5)
+    )
+    vae.fold_weights()
+    checkpoint.component(IMAGE_ENCODER).load_into(
+        image_encoder, dtype=plan.linear, device=device, progress=_share(LoadStage.VAE, progress, 0.5, 1.0)
+    )
+    text_encoder = load_text_encoder(
+        checkpoint,
+        text_len=checkpoint.sizes.transformer.text_rows,
+        cleaning=TextCleaning.OFFICIAL,
+        dtype=plan.text_encoder,
+        device=device,
+        progress=_share(LoadStage.TEXT_ENCODER, progress, 0.0, 1.0),
+    )
+    return LoadedModel(
+        sizes=checkpoint.sizes,
+        robot=robot,
+        transformer=transformer,
+        vae=vae.eval(),
+        image_encoder=image_encoder.requires_grad_(False).eval(),
+        text_encoder=text_encoder,
+        digest=checkpoint.digest,
+        num_parameters=sum(map(num_parameters, (transformer, vae, image_encoder))) + text_encoder.num_parameters,
+    )
+
+
+def read_checkpoint(path: str, options: DreamZeroOptions) -> tuple[DreamZeroCheckpoint, Robot]:
+    """Read settings and headers of a checkpoint. Raises `CheckpointError` with everything that does not fit."""
+    problems: list[str] = []
+    entry = embodiment(options.embodiment)
+    checkpoint = open_checkpoint(path, tag=entry.tag, tokenizer=options.tokenizer, problems=problems)
+    config = checkpoint.sizes.transformer
+    robot = read_robot(
+        checkpoint.metadata,
+        checkpoint.training,
+        entry,
+        state_width=config.state_dim,
+        action_width=config.action_dim,
+        problems=problems,
+    )
+    modules = empty_modules(checkpoint.sizes)
+    if problems or robot is None:
+        raise CheckpointError(checkpoint.name, *problems, *_tensor_problems(checkpoint, modules))
+    return checkpoint, robot
+
+
+def empty_modules(sizes: Sizes) -> _Empty:
+    """Build the modules of a checkpoint on the meta device."""
+    with torch.device("meta"):
+        transformer = DreamZeroTransformer(sizes.transformer)
+        image_encoder = ImageEncoder(sizes.image_encoder)
+    # Statistics of the latents are no weights: they need values from the start.
+    vae_class = WideObservationVAE if sizes.wide_vae else ObservationVAE
+    return _Empty(transformer=transformer, vae=vae_class(sizes.vae), image_encoder=image_encoder)
+
+
+def num_parameters(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _load_transformer(
+    checkpoint: DreamZeroCheckpoint,
+    transformer: DreamZeroTransformer,
+    plan: PrecisionPlan,
+    device: torch.device,
+    progress: ProgressFn,
+) -> DreamZeroTransformer:
+    checkpoint.component(TRANSFORMER).load_into(
+        transformer, dtype=plan.linear, device=device, progress=_share(LoadStage.TRANSFORMER, progress, 0.0, 1.0)
+    )
+    merge_lora(transformer, checkpoint.lora)
+    transformer.apply_precision(plan)
+    return transformer.eval()
+
+
+def _share(stage: LoadStage, progress: ProgressFn, start: float, end: float) -> Progress:
+    return lambda fraction, detail: progress(stage, start + fraction * (end - start), detail)
+
+
+def _check_tensors(checkpoint: DreamZeroCheckpoint, modules: _Empty) -> None:
+    problems = _tensor_problems(checkpoint, modules)
+    if problems:
+        raise CheckpointError(checkpoint.name, *problems)
+
+
+def _tensor_problems(checkpoint: DreamZeroCheckpoint, modules: _Empty) -> list[str]:
+    """Compare names and shapes of all components with their modules."""
+    return [
+        problem
+        for component, module in modules.by_component().items()
+        for problem in _compare(component, module, checkpoint.tensors[component])
+    ]
+
+
+def _compare(component: str, module: nn.Module, stored: Mapping[str, TensorInfo]) -> list[str]:
+    wanted = {name: tuple(tensor.shape) for tensor, names in names_by_tensor(module) for name in names}
+    findings = {
+        f"missing tensors of the {component}": [name for name in wanted if name not in stored],
+        f"extra tensors of the {component}": sorted(set(stored) - set(wanted)),
+        f"wrong shapes in the {component}": [
+            f"{name} {list(stored[name].shape)} instead of {list(shape)}"
+            for name, shape in wanted.items()
+            if name in stored and stored[name].shape != shape
+        ],
+    }
+    return [listing(title, names) for title, names in findings.items() if names]
