@@ -385,7 +385,7 @@ def test_what_does_not_fit_stops_the_start_with_its_name(
         ("transformer", "qk_norm", "none", "qk_norm"),
         ("transformer", "sink_size", "9", "sink_size"),
         ("transformer", "in_channels", 16, "in_channels"),
-        ("transformer", "text_dim", 65, "text_embedding"),
+        ("transformer", "text_dim", 65, "text_dim of the transformer is 65"),
         ("vae", "z_dim", 8, "latents_mean"),
         ("scheduler", "flow_shift", None, "flow_shift"),
     ],

@@ -41,9 +41,12 @@ def test_every_option_survives_the_round_trip() -> None:
         "visible_latent_frames": 18,
         "latent_frames_per_chunk": 4,
         "text_cleaning": "official",
+        "text_encoder": "streamed",
         "pad_text_exact": True,
         "max_trajectory_poses": 12,
         "recache_on_prompt": True,
+        "attention": "torch_sdpa",
+        "layer_operations": "plain",
     }
     data = parse_options(table)
     options = LingBotOptions.from_json(data)
