@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, WebSocket
 
-from server import page, rest
+from server import page, rest, robot_routes
 from server.auth import Authenticator
 from server.clock import Clock, monotonic
 from server.config import ServerConfig
@@ -18,12 +18,14 @@ from server.health import distribution_version
 from server.metrics import Metrics
 from server.recorder import Recorders
 from server.recording import Recordings
+from server.robot_table import RobotTable
 from server.session_table import SessionTable
 from server.start_images import ImageReader, StartImages
 from server.uploads import UploadStore
 from server.watch_metrics import WatchMetrics
 from server.worker_client import Worker, WorkerClient, WorkerPolicy
 from worldmodel import catalog
+from worldmodel.catalog import ModelKind
 from worldmodel.messages import StartWorker
 
 
@@ -45,10 +47,12 @@ def create_app(config: ServerConfig, *, worker: Worker | None = None, clock: Clo
         version=distribution_version(),
     )
     start_images = StartImages(config.model, config.checkpoint_path)
+    table = SessionTable(config, worker, metrics, encode_pool=encode_pool, clock=clock, recorders=recorders)
     context = ServerContext(
         config=config,
         worker=worker,
-        table=SessionTable(config, worker, metrics, encode_pool=encode_pool, clock=clock, recorders=recorders),
+        table=table,
+        robots=RobotTable(config, worker, table, metrics, clock=clock),
         metrics=metrics,
         watching=WatchMetrics(metrics.registry),
         recordings=recordings,
@@ -64,10 +68,12 @@ def create_app(config: ServerConfig, *, worker: Worker | None = None, clock: Clo
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         context.table.start()
+        context.robots.start()
         await worker.start()
         try:
             yield
         finally:
+            await context.robots.shut_down()
             await context.table.shut_down()
             await worker.stop()
             encode_pool.shutdown(cancel_futures=True)
@@ -87,10 +93,15 @@ def create_app(config: ServerConfig, *, worker: Worker | None = None, clock: Clo
     app.include_router(page.router)
     rest.install_error_handlers(app)
 
+    if catalog.lookup(config.model.name).kind is ModelKind.ROBOT:
+        robot_routes.mount(app, context)
+        return app
+
     @app.websocket("/v1/world")
     async def world(websocket: WebSocket) -> None:
         await world_endpoint(websocket, context)
 
+    robot_routes.mount_refusals(app, context)
     return app
 
 

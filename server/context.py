@@ -10,6 +10,7 @@ from server.clock import Clock
 from server.config import ServerConfig
 from server.metrics import Metrics
 from server.recording import Recordings
+from server.robot_table import RobotTable
 from server.session_table import SessionTable
 from server.start_images import ImageReader, StartImages
 from server.uploads import UploadStore
@@ -25,6 +26,7 @@ class ServerContext:
     config: ServerConfig
     worker: Worker
     table: SessionTable
+    robots: RobotTable
     metrics: Metrics
     watching: WatchMetrics
     recordings: Recordings
@@ -35,3 +37,8 @@ class ServerContext:
     clock: Clock
     parse_control: ControlParser
     control_schemas: Mapping[str, object]
+
+    def say_goodbye(self) -> None:
+        """Tell every client that the server ends and close its socket; nothing is started any more."""
+        self.table.say_goodbye()
+        self.robots.say_goodbye()

@@ -26,13 +26,14 @@ def distribution_version() -> str:
 def not_ready_reason(context: ServerContext) -> str | None:
     """Return why no session could be started, None if one could, or could wait for its turn."""
     worker, table = context.worker, context.table
+    num_tombstones = table.num_tombstones + context.robots.num_tombstones
     if table.is_stopping:
         return "the server is shutting down"
     if table.is_broken:
         return "the scheduler has stopped, which is a bug; the server must be restarted"
     match worker.status:
         case WorkerStatus.READY:
-            return _leak_reason(worker.info, worker.memory) or _tombstone_reason(worker.info, table.num_tombstones)
+            return _leak_reason(worker.info, worker.memory) or _tombstone_reason(worker.info, num_tombstones)
         case WorkerStatus.LOADING:
             progress = worker.progress
             shown = "" if progress is None else f": {progress.stage}, {progress.fraction:.0%}"

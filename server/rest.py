@@ -289,6 +289,7 @@ async def metrics(request: Request) -> PlainTextResponse:
     values.worker_ready.set(context.worker.status is WorkerStatus.READY)
     values.worker_generation.set(context.worker.generation)
     values.set_memory(context.worker.memory)
+    context.robots.observe()
     return PlainTextResponse(values.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 

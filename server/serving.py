@@ -17,10 +17,12 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from server.app import create_app
 from server.config import ServerConfig, ServerSection
 from server.console import LoadBar, LoadLog, follow_loading
+from server.context import ServerContext
 from server.heap import bound_malloc, set_apart_what_stays
 from server.logs import configured_logging, library_level
-from server.session_table import SessionTable
 from server.worker_client import Worker, WorkerStatus
+from worldmodel import catalog
+from worldmodel.catalog import ModelKind
 from worldmodel.errors import LoadFailed
 
 BACKLOG = 2048
@@ -28,6 +30,9 @@ BACKLOG = 2048
 
 WS_PING_S = 5.0
 """Ping interval and time-out: a peer that vanished without a word is noticed within twice this time."""
+
+ROBOT_PING_S = 20.0
+"""The same for robots: a client that moves a robot in its event loop answers no ping until the arm has arrived."""
 
 
 GOODBYE_SHARE = 0.25
@@ -72,13 +77,15 @@ def url_of(listener: socket.socket, section: ServerSection) -> str:
 
 def uvicorn_config(app: FastAPI, config: ServerConfig) -> uvicorn.Config:
     """Return the uvicorn settings every worldserve server runs with (design: sans-I/O WebSockets, no compression)."""
+    serves_robots = catalog.lookup(config.model.name).kind is ModelKind.ROBOT
+    ping_s = ROBOT_PING_S if serves_robots else WS_PING_S
     return uvicorn.Config(
         app,
         ws="websockets-sansio",
         ws_per_message_deflate=False,
-        ws_max_size=config.limits.max_message_bytes,
-        ws_ping_interval=WS_PING_S,
-        ws_ping_timeout=WS_PING_S,
+        ws_max_size=config.robot.max_message_bytes if serves_robots else config.limits.max_message_bytes,
+        ws_ping_interval=ping_s,
+        ws_ping_timeout=ping_s,
         timeout_graceful_shutdown=math.ceil(config.server.shutdown_s * (1 - GOODBYE_SHARE)),
         lifespan="on",
         access_log=False,
@@ -95,16 +102,16 @@ class WorldServer(uvicorn.Server):
     uvicorn alone closes them first: a client that is just sending would see a reset connection and no reason.
     """
 
-    def __init__(self, config: uvicorn.Config, table: SessionTable, *, goodbye_s: float) -> None:
+    def __init__(self, config: uvicorn.Config, context: ServerContext, *, goodbye_s: float) -> None:
         super().__init__(config)
-        self._table = table
+        self._context = context
         self._goodbye_s = goodbye_s
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop listening, say goodbye, wait until the clients have answered or their time is over, then go on."""
         for server in self.servers:
             server.close()
-        self._table.say_goodbye()
+        self._context.say_goodbye()
         with suppress(TimeoutError):
             async with asyncio.timeout(self._goodbye_s):
                 # uvicorn has no event for the end of a connection. The first pause lets the writers send the close.
@@ -125,7 +132,7 @@ def world_server(app: FastAPI, config: ServerConfig) -> WorldServer:
     """Make the server of an application; run it with `serve` or, without signal handlers, `_serve`."""
     return WorldServer(
         uvicorn_config(app, config),
-        app.state.context.table,
+        app.state.context,
         goodbye_s=config.server.shutdown_s * GOODBYE_SHARE,
     )
 

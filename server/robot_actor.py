@@ -1,0 +1,478 @@
+"""The asyncio shell around one `RobotSession`: worker calls, and the futures of those who wait for actions.
+
+    submit ─> (open in the worker) ─> Scheduler.run ─> run_tick ─> worker.tick ─> commit ─> actions ─> future
+    begin_reset / begin_close ─> a task of the actor's own, one at a time, between ticks
+
+No method awaits the worker in a client's task, so that a lost socket cancels nothing half-way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from server.admission import Place
+from server.clock import Clock
+from server.errors import (
+    BadInput,
+    CommitMismatch,
+    ErrorCode,
+    ServerError,
+    SessionFailed,
+    Unavailable,
+    from_worker,
+)
+from server.logs import about
+from server.metrics import Metrics
+from server.robot_metrics import RobotMetrics
+from server.robot_session import Actions, Observation, RobotAnswer, RobotCall, RobotPhase, RobotSession
+from server.scheduler import Scheduler
+from server.tasks import TaskSet
+from server.worker_client import CommittedTick, Worker
+from server.worker_seat import WorkerSeat
+from worldmodel.errors import OutcomeUnknown, RequestRefused, TickRolledBack, WorkerUnavailable, WorldModelError
+from worldmodel.messages import (
+    ChunkMedia,
+    MediaFormat,
+    OpenSession,
+    ResetSession,
+    SessionId,
+    StageTimings,
+    Tick,
+    TickCommitted,
+)
+
+ANSWERED, REFUSED, FAILED, DROPPED = "answered", "refused", "failed", "dropped"
+"""Results of a call as the metrics count them."""
+
+log = logging.getLogger(__name__)
+
+
+class Holder(Protocol):
+    """Who speaks for a session: a connection, or the REST interface."""
+
+    def taken_over(self, actor: RobotActor) -> None:
+        """Hear that another connection has taken the session's name."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Submission:
+    """A call and whoever waits for it; several may wait for one call."""
+
+    call: RobotCall
+    future: asyncio.Future[RobotAnswer]
+
+    async def answer(self) -> RobotAnswer:
+        """Wait for the answer; cancelling leaves the call alone. Raises `ServerError`."""
+        return await asyncio.shield(self.future)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RobotServices:
+    """What all robot sessions share. `admit` gives a place in the worker or raises `Unavailable`."""
+
+    worker: Worker
+    scheduler: Scheduler
+    clock: Clock
+    metrics: Metrics
+    robot_metrics: RobotMetrics
+    admit: Callable[[], Awaitable[Place]]
+    ended: Callable[[RobotActor], None]
+
+
+class RobotActor:
+    """One robot's session with everything it owns. `name` is the client's own name for it, None if it gave none."""
+
+    def __init__(
+        self,
+        session: RobotSession,
+        *,
+        name: str | None,
+        owner: str | None,
+        holder: Holder,
+        idle_s: float | None,
+        services: RobotServices,
+    ) -> None:
+        self.session = session
+        self.name = name
+        self.owner = owner
+        self.holder = holder
+        self.idle_s = idle_s
+        self.is_standby = False
+        """Whether its connection speaks for another session now; such a session gives way when a place is needed."""
+        self.created_at = self.active_at = services.clock()
+        self.num_steps = 0
+        self.end_reason: str | None = None
+        self._services = services
+        self._seat: WorkerSeat | None = None
+        self._futures: dict[RobotCall, asyncio.Future[RobotAnswer]] = {}
+        self._between_ticks = asyncio.Event()
+        self._between_ticks.set()
+        self._operation = asyncio.Lock()
+        self._tasks = TaskSet(f"robot session {session.session_id}")
+        self._closing: asyncio.Task[None] | None = None
+        services.scheduler.add(self)
+
+    # ------------------------------------------------------------ what can be seen
+
+    @property
+    def session_id(self) -> SessionId:
+        return self.session.session_id
+
+    @property
+    def holds_place(self) -> bool:
+        return self._seat is not None and self._seat.held
+
+    @property
+    def generation(self) -> int | None:
+        """Which worker process the session's state is in, None without state."""
+        return None if self._seat is None else self._seat.generation
+
+    @property
+    def is_closing(self) -> bool:
+        return self._closing is not None and not self._closing.done()
+
+    def opens_at(self, now: float) -> float | None:
+        return self.session.opens_at(now)
+
+    def deadline(self) -> float:
+        return self.session.deadline()
+
+    # ------------------------------------------------------------ calls
+
+    def submit(self, observation: Observation, *, step_id: int | None = None, run: int | None = None) -> Submission:
+        """Take a request for actions. A step id known already gives its call again. Raises `ServerError`."""
+        now = self.active_at = self._services.clock()
+        call = self.session.accept(observation, step_id=step_id, run=run, now=now)
+        future = self._futures.get(call)
+        if future is None:
+            future = asyncio.get_running_loop().create_future()
+            if call.answer is not None:
+                future.set_result(call.answer)
+            else:
+                self._futures[call] = future
+        self._go_on()
+        return Submission(call=call, future=future)
+
+    def withdraw(self, call: RobotCall) -> None:
+        """Stop caring for a call: it is not computed if it has not begun."""
+        if self.session.withdraw(call):
+            error = BadInput(ErrorCode.SUPERSEDED, "a later request took the place of this one")
+            self._reject([call], error, DROPPED)
+
+    def _go_on(self) -> None:
+        """Have what waits computed, after opening the session if it isn't."""
+        if self.session.needs_opening:
+            self._tasks.spawn(self._open())
+        else:
+            self._services.scheduler.wake()
+
+    def _reject(self, calls: Iterable[RobotCall], error: ServerError, result: str) -> None:
+        for call in calls:
+            self._services.robot_metrics.calls.labels(result).inc()
+            future = self._futures.pop(call, None)
+            if future is not None and not future.done():
+                future.set_exception(error)
+                # Counted as seen: nobody has to wait for it.
+                future.exception()
+
+    # ------------------------------------------------------------ opening
+
+    async def _open(self) -> None:
+        async with self._operation:
+            if not self.session.needs_opening:
+                return
+            self.session.begin_opening()
+            try:
+                place = await self._services.admit()
+            except ServerError as error:
+                self._opening_failed(error)
+                return
+            await self._open_in(place)
+
+    async def _open_in(self, place: Place) -> None:
+        worker = self._services.worker
+        seat = WorkerSeat(
+            worker,
+            place,
+            session_id=self.session_id,
+            outputs=(MediaFormat.ACTIONS,),
+            new_request_id=self.session.new_request_id,
+            take_place=_no_place,
+        )
+        opening = OpenSession(
+            request_id=self.session.new_request_id(),
+            session_id=self.session_id,
+            prompt=self.session.first_prompt,
+            seed=0,
+            outputs=(MediaFormat.ACTIONS,),
+        )
+        try:
+            await worker.open_session(opening, b"")
+        except WorldModelError as error:
+            if isinstance(error, OutcomeUnknown):
+                await seat.close()
+            seat.give_back()
+            self._opening_failed(from_worker(error, fallback=ErrorCode.REQUEST_REFUSED))
+            return
+        self._seat = seat
+        self.session.opened()
+        self._services.scheduler.wake()
+
+    def _opening_failed(self, error: ServerError) -> None:
+        self._reject(self.session.opening_failed(), error, FAILED)
+
+    # ------------------------------------------------------------ ticks
+
+    async def run_tick(self) -> None:
+        tick = self.session.begin_tick(self._services.clock())
+        call = self.session.in_flight
+        if tick is None or call is None:
+            return
+        self._between_ticks.clear()
+        try:
+            await self._execute(tick, call)
+        finally:
+            self._between_ticks.set()
+
+    def tick_broke(self, error: Exception) -> None:
+        self._fail(SessionFailed(ErrorCode.TICK_FAILED, "the step failed inside the server"))
+
+    async def _execute(self, tick: Tick, call: RobotCall) -> None:
+        attempt: Tick | None = tick
+        while attempt is not None:
+            tick = attempt
+            try:
+                answered = await self._services.worker.tick(tick, call.observation.payload)
+            except WorldModelError as error:
+                self._services.metrics.ticks_failed.labels(error.code).inc()
+                attempt = self._tick_failed(tick, call, error)
+            else:
+                self._commit(call, answered)
+                return
+
+    def _tick_failed(self, tick: Tick, call: RobotCall, error: WorldModelError) -> Tick | None:
+        """Handle a failed tick and return what to try instead, if anything."""
+        if self.session.in_flight is not call:
+            return None
+        if isinstance(error, TickRolledBack) and error.transient and (retry := self.session.retry_tick()) is not None:
+            return retry
+        failure = from_worker(error, fallback=ErrorCode.TICK_FAILED, request_id=tick.request_id)
+        if isinstance(error, RequestRefused):
+            self._reject([self.session.refuse_tick()], failure, REFUSED)
+        else:
+            self._fail(failure)
+        return None
+
+    def _commit(self, call: RobotCall, answered: CommittedTick) -> None:
+        if self.session.in_flight is not call:
+            return
+        try:
+            self.session.commit(answered.committed)
+        except CommitMismatch as error:
+            log.error("robot session %s: %s", self.session_id, error, extra=about(session_id=self.session_id))
+            self._fail(SessionFailed(ErrorCode.TICK_FAILED, "the worker answered another step than it was given"))
+            return
+        self._services.metrics.chunks.inc()
+        self._tasks.spawn(self._finish(call, answered))
+
+    async def _finish(self, call: RobotCall, answered: CommittedTick) -> None:
+        """Wait for the actions of a committed chunk and hand them out, unless a reset has left them behind."""
+        try:
+            media, payload = await answered.media
+            actions = _read_actions(media, payload)
+        except (WorldModelError, ValueError) as error:
+            if self.session.in_flight is call:
+                log.error(
+                    "robot session %s: actions lost: %s",
+                    self.session_id,
+                    error,
+                    extra=about(session_id=self.session_id, request_id=answered.committed.request_id),
+                )
+                self._fail(_actions_lost(error))
+            return
+        if self.session.in_flight is not call:
+            return
+        now = self._services.clock()
+        timing = _server_timing(call, answered.committed, media, now=now)
+        self._observe(answered.committed.timings, timing)
+        self.session.answered(actions, timing)
+        self.num_steps += 1
+        self.active_at = now
+        future = self._futures.pop(call)
+        assert call.answer is not None
+        future.set_result(call.answer)
+        self._services.scheduler.wake()
+
+    def _observe(self, timings: StageTimings, timing: dict[str, float]) -> None:
+        metrics, robot = self._services.metrics, self._services.robot_metrics
+        robot.calls.labels(ANSWERED).inc()
+        robot.call_s.observe(timing["total_ms"] / 1000)
+        robot.wait_s.observe(timing["queue_ms"] / 1000)
+        for stage, time_ms in (
+            ("queue", timing["queue_ms"]),
+            ("denoise", timings.denoise_ms),
+            ("commit", timings.commit_ms),
+            ("decode", timings.decode_ms),
+        ):
+            metrics.stage_s.labels(stage).observe(time_ms / 1000)
+
+    # ------------------------------------------------------------ failure
+
+    def worker_lost(self, reason: str) -> None:
+        """Fail at once because the worker process, and with it all state, is gone."""
+        self._fail(Unavailable(ErrorCode.WORKER_UNAVAILABLE, reason))
+        if self.session.phase is RobotPhase.CLEANUP_FAILED:
+            # What could not be released has died with the process.
+            self.begin_close("worker lost")
+
+    def _fail(self, error: ServerError) -> None:
+        """Note that the worker's state is lost, enter `failed` and tell who waits.
+
+        While a reset or a close is under way they decide: they wait for the tick, find the state lost, and answer.
+        """
+        seat = self._seat
+        if seat is not None:
+            seat.state_lost = True
+            if error.code is ErrorCode.WORKER_UNAVAILABLE:
+                seat.give_back()
+        if self.session.phase is not RobotPhase.ACTIVE:
+            return
+        log.warning(
+            "robot session %s failed: %s: %s",
+            self.session_id,
+            error.code,
+            error.message,
+            extra=about(session_id=self.session_id, request_id=error.request_id),
+        )
+        self._reject(self.session.fail(error), error, FAILED)
+        self._tasks.spawn(self._release_failed())
+
+    async def _release_failed(self) -> None:
+        """Free the worker's state of a failed session; what can't be freed now is tried again by reset or close."""
+        async with self._operation:
+            await self._between_ticks.wait()
+            if self.session.phase is RobotPhase.FAILED:
+                await self._release()
+
+    async def _release(self) -> bool:
+        """Close in the worker and give the place back. Returns whether nothing of the session is left there."""
+        if self._seat is None:
+            return True
+        if not await self._seat.close():
+            self._seat.state_lost = True
+            return False
+        self._seat.give_back()
+        self._seat = None
+        return True
+
+    # ------------------------------------------------------------ reset and close
+
+    def begin_reset(self) -> asyncio.Task[None]:
+        """Drop what waits and begin a new run between two ticks; the task raises `ServerError` if that failed."""
+        self.active_at = self._services.clock()
+        dropped = self.session.begin_reset()
+        self._reject(dropped, BadInput(ErrorCode.SUPERSEDED, "the session was reset"), DROPPED)
+        return self._tasks.spawn(self._reset())
+
+    async def _reset(self) -> None:
+        async with self._operation:
+            await self._between_ticks.wait()
+            if self.session.phase is not RobotPhase.RESETTING:
+                return
+            try:
+                holds_state = await self._empty()
+            except ServerError as error:
+                self._reject(self.session.fail(error), error, FAILED)
+                raise
+            self.session.finish_reset(holds_state=holds_state)
+            self._go_on()
+
+    async def _empty(self) -> bool:
+        """Have the worker forget the run. Returns whether the session keeps its place. Raises `ServerError`."""
+        seat = self._seat
+        if seat is None or not seat.held or seat.state_lost:
+            if not await self._release():
+                raise SessionFailed(ErrorCode.RESET_FAILED, "the worker did not release the failed run")
+            return False
+        message = ResetSession(request_id=self.session.new_request_id(), session_id=self.session_id)
+        try:
+            await self._services.worker.reset_session(message, None)
+        except WorldModelError as error:
+            seat.state_lost = True
+            await self._release()
+            raise from_worker(error, fallback=ErrorCode.RESET_FAILED) from error
+        return True
+
+    def begin_close(self, reason: str) -> asyncio.Task[None]:
+        """Close for good, between two ticks. Asking again joins the close under way, or tries a failed one again."""
+        if self._closing is None or (self._closing.done() and self.session.phase is RobotPhase.CLEANUP_FAILED):
+            self._drop_all(BadInput(ErrorCode.BAD_STATE, f"the session was closed: {reason}"))
+            self._closing = self._tasks.spawn(self._close(reason))
+        return self._closing
+
+    def _drop_all(self, error: ServerError) -> None:
+        self._reject(self.session.begin_close(), error, DROPPED)
+
+    async def _close(self, reason: str) -> None:
+        async with self._operation:
+            await self._between_ticks.wait()
+            cleaned_up = await self._release()
+        self.session.finish_close(cleaned_up=cleaned_up)
+        self._services.scheduler.remove(self.session_id)
+        if not cleaned_up:
+            raise SessionFailed(ErrorCode.CLEANUP_FAILED, "the worker did not release the session; close it again")
+        self.end_reason = reason
+        self._services.metrics.ended.labels(reason).inc()
+        self._services.ended(self)
+
+    def say_goodbye(self) -> None:
+        """Answer everybody who waits because the server ends. Nothing is asked of the worker any more."""
+        self._services.scheduler.remove(self.session_id)
+        self._drop_all(Unavailable(ErrorCode.SHUTTING_DOWN, "the server is shutting down"))
+
+    async def shut_down(self) -> None:
+        """Stop everything at once because the server ends."""
+        self.say_goodbye()
+        self._tasks.cancel()
+        await self._tasks.join()
+
+
+def _no_place() -> Place:
+    raise AssertionError("a robot's seat is filled when it is made")
+
+
+def _read_actions(media: ChunkMedia, payload: memoryview) -> Actions:
+    """Return the actions of a chunk. Raises `ValueError` if there are none."""
+    (part,) = media.parts
+    if part.format is not MediaFormat.ACTIONS:
+        raise ValueError(f"expected actions, got {part.format}")
+    return np.frombuffer(payload, "<f4").reshape(part.shape).astype(np.float32)
+
+
+def _actions_lost(error: Exception) -> ServerError:
+    if isinstance(error, WorkerUnavailable):
+        return from_worker(error, fallback=ErrorCode.TICK_FAILED)
+    return SessionFailed(ErrorCode.TICK_FAILED, "the actions of a committed chunk were lost")
+
+
+def _server_timing(call: RobotCall, committed: TickCommitted, media: ChunkMedia, *, now: float) -> dict[str, float]:
+    """Return milliseconds: in the queue, in the worker by stage, and all of it."""
+    started_at = call.arrived_at if call.started_at is None else call.started_at
+    timings = committed.timings
+    times = {
+        "queue_ms": 1000 * (started_at - call.arrived_at),
+        "infer_ms": 1000 * (now - started_at),
+        "denoise_ms": timings.denoise_ms,
+        "commit_ms": timings.commit_ms,
+        "decode_ms": timings.decode_ms,
+        "transfer_ms": media.transfer_ms,
+        "total_ms": 1000 * (now - call.arrived_at),
+    }
+    return {name: round(value, 3) for name, value in times.items()}

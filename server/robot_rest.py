@@ -1,0 +1,247 @@
+"""REST for robots and reinforcement-learning loops: create, step, reset, close, status. Errors as in `server/rest.py`.
+
+A step is JSON, or the MessagePack map of the WebSocket with a `step_id`; it is answered in the form that `Accept` asks
+for, JSON unless that names MessagePack.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from server.context import ServerContext
+from server.dialects.robot import make_observation, robot_config
+from server.errors import BadInput, ErrorCode
+from server.ids import new_session_id
+from server.rest_requests import (
+    ERRORS,
+    authorize,
+    body_of,
+    content_type_of,
+    context_of,
+    parse_model,
+    read_body,
+    read_model,
+    require_content_type,
+)
+from server.robot_actor import RobotActor
+from server.robot_session import Observation
+from server.wire.robot_messages import (
+    InferRequest,
+    MalformedRequest,
+    StepAnswer,
+    config_map,
+    pack_step_answer,
+    read_request,
+    read_session_id,
+    row_lists,
+)
+from server.wire.robot_rest import (
+    ArrayBody,
+    CreateRobotSession,
+    RobotDescription,
+    RobotSessionList,
+    RobotSessionView,
+    RobotStateInput,
+    RobotStep,
+    RobotStepResult,
+    read_step_arrays,
+)
+
+JSON_TYPE = "application/json"
+MSGPACK_TYPES = ("application/msgpack", "application/x-msgpack")
+
+_MSGPACK_SCHEMA = {"schema": {"type": "string", "format": "binary"}}
+
+router = APIRouter(responses=ERRORS)
+
+
+class RestHolder:
+    """Stands for the REST interface as the holder of a session; who is taken over finds out with the next request."""
+
+    def taken_over(self, actor: RobotActor) -> None:
+        return
+
+
+_REST = RestHolder()
+
+
+def _step_bodies() -> dict[str, Any]:
+    """Describe both forms of a step, and both of its answer."""
+    bodies = body_of(RobotStep)
+    content = bodies["requestBody"]["content"]
+    # The array stands where it is used: nothing else brings it among the components.
+    _put_in_place(content[JSON_TYPE]["schema"], "#/components/schemas/ArrayBody", ArrayBody.model_json_schema())
+    content[MSGPACK_TYPES[0]] = _MSGPACK_SCHEMA
+    return bodies
+
+
+def _put_in_place(schema: Any, reference: str, target: dict[str, Any]) -> None:
+    """Replace every reference in a schema by what it refers to."""
+    if isinstance(schema, dict):
+        if schema.get("$ref") == reference:
+            schema.clear()
+            schema.update(target)
+        schema = list(schema.values())
+    if isinstance(schema, list):
+        for part in schema:
+            _put_in_place(part, reference, target)
+
+
+@router.get("/v1/robot")
+async def describe_robot(request: Request) -> RobotDescription:
+    """Return what the served model takes and gives; `config` is what a WebSocket is sent first."""
+    context = context_of(request)
+    authorize(request)
+    info = context.table.require_worker()
+    if info.robot is None:
+        raise BadInput(ErrorCode.UNSUPPORTED, "the model takes no observations")
+    robot = info.robot
+    return RobotDescription(
+        model=info.model,
+        embodiment=robot.embodiment,
+        cameras=list(robot.cameras),
+        states=[RobotStateInput(name=state.name, num_dims=state.num_dims) for state in robot.states],
+        max_request_frames=robot.max_request_frames,
+        action_horizon=robot.action_horizon,
+        action_dims=robot.action_dims,
+        config=config_map(robot_config(robot)),
+    )
+
+
+@router.post(
+    "/v1/robot/sessions", status_code=HTTPStatus.CREATED, openapi_extra=body_of(CreateRobotSession, required=False)
+)
+async def create_robot_session(request: Request) -> RobotSessionView:
+    """Begin a session. It takes a place in the worker with its first step, and ends when unused for `rest_idle_s`."""
+    context, owner = context_of(request), authorize(request)
+    body = await read_model(request, CreateRobotSession, may_be_empty=True)
+    context.table.require_worker()
+    try:
+        name = read_session_id(body.session_id) or new_session_id()
+    except MalformedRequest as error:
+        raise BadInput(ErrorCode.BAD_MESSAGE, str(error), field=error.field) from error
+    actor = context.robots.begin(name, owner=owner, holder=_REST, idle_s=context.config.robot.rest_idle_s)
+    return _view(actor, context)
+
+
+@router.get("/v1/robot/sessions")
+async def list_robot_sessions(request: Request) -> RobotSessionList:
+    """List the caller's sessions that have a name, those of WebSockets too."""
+    context, owner = context_of(request), authorize(request)
+    named = [actor for actor in context.robots.owned_by(owner) if actor.name is not None]
+    return RobotSessionList(sessions=[_view(actor, context) for actor in named])
+
+
+@router.get("/v1/robot/sessions/{session_id}")
+async def get_robot_session(session_id: str, request: Request) -> RobotSessionView:
+    context, owner = context_of(request), authorize(request)
+    return _view(context.robots.find(session_id, owner), context)
+
+
+@router.post(
+    "/v1/robot/sessions/{session_id}/step",
+    openapi_extra=_step_bodies(),
+    responses={200: {"model": RobotStepResult, "content": {MSGPACK_TYPES[0]: _MSGPACK_SCHEMA}}},
+    response_model=None,
+)
+async def step_robot_session(session_id: str, request: Request) -> RobotStepResult | Response:
+    """Compute the actions that follow an observation. Steps of a session are computed in order.
+
+    The last step may be sent again, with the same id: it is answered as before and not computed twice.
+    """
+    context, owner = context_of(request), authorize(request)
+    actor = _rest_session(context, session_id, owner)
+    step_id, run, observation = await _read_step(request, context)
+    answer = await actor.submit(observation, step_id=step_id, run=run).answer()
+    if _wants_msgpack(request):
+        packed = pack_step_answer(
+            StepAnswer(
+                session_id=session_id,
+                run=answer.run,
+                step_id=step_id,
+                actions=answer.actions,
+                server_timing=answer.server_timing,
+            )
+        )
+        return Response(packed, media_type=MSGPACK_TYPES[0])
+    return RobotStepResult(
+        session_id=session_id,
+        run=answer.run,
+        step_id=step_id,
+        actions=[list(row) for row in row_lists(answer.actions)],
+        server_timing=dict(answer.server_timing),
+    )
+
+
+@router.post("/v1/robot/sessions/{session_id}/reset")
+async def reset_robot_session(session_id: str, request: Request) -> RobotSessionView:
+    """Begin a new run, in which step ids may begin anew; answers when the worker has forgotten the old one."""
+    context, owner = context_of(request), authorize(request)
+    actor = _rest_session(context, session_id, owner)
+    await asyncio.shield(actor.begin_reset())
+    return _view(actor, context)
+
+
+@router.delete("/v1/robot/sessions/{session_id}", status_code=HTTPStatus.NO_CONTENT)
+async def close_robot_session(session_id: str, request: Request) -> Response:
+    """Close a session, also one that a WebSocket speaks for; closing it again succeeds."""
+    context, owner = context_of(request), authorize(request)
+    if not context.robots.has_ended(session_id, owner):
+        await asyncio.shield(context.robots.find(session_id, owner).begin_close("deleted"))
+    return Response(status_code=HTTPStatus.NO_CONTENT)
+
+
+def _rest_session(context: ServerContext, session_id: str, owner: str | None) -> RobotActor:
+    """Return a session that REST speaks for. Raises `UnknownId`, `BadInput`."""
+    actor = context.robots.find(session_id, owner)
+    if actor.holder is not _REST:
+        raise BadInput(ErrorCode.SESSION_IN_USE, f"session {session_id[:64]!r} belongs to a WebSocket connection")
+    return actor
+
+
+def _view(actor: RobotActor, context: ServerContext) -> RobotSessionView:
+    session = actor.session
+    assert actor.name is not None
+    return RobotSessionView(
+        session_id=actor.name,
+        state=session.phase,
+        run=session.run,
+        num_steps=actor.num_steps,
+        last_step_id=session.last_step_id,
+        waiting=session.num_waiting,
+        connected=actor.holder is not _REST,
+        age_s=round(context.clock() - actor.created_at, 3),
+    )
+
+
+# ---------------------------------------------------------------- bodies
+
+
+async def _read_step(request: Request, context: ServerContext) -> tuple[int, int | None, Observation]:
+    """Return step id, run and observation of a step in either form. Raises `ServerError`."""
+    require_content_type(request, JSON_TYPE, *MSGPACK_TYPES)
+    limits = context.config.limits
+    body = await read_body(request, context.config.robot.max_message_bytes, "robot.max_message_bytes")
+    try:
+        if content_type_of(request) == JSON_TYPE:
+            step = await parse_model(body, RobotStep, max_depth=limits.max_json_depth)
+            arrays = await asyncio.to_thread(read_step_arrays, step)
+            return step.step_id, step.run, make_observation(step.prompt, arrays, limits.max_prompt_chars)
+        packed = await asyncio.to_thread(read_request, body)
+    except MalformedRequest as error:
+        raise BadInput(ErrorCode.BAD_MESSAGE, str(error), field=error.field) from error
+    if not isinstance(packed, InferRequest):
+        raise BadInput(ErrorCode.BAD_MESSAGE, "endpoint: a reset has an address of its own", field="endpoint")
+    if packed.step_id is None:
+        raise BadInput(ErrorCode.BAD_MESSAGE, "step_id: a step needs one", field="step_id")
+    return packed.step_id, None, make_observation(packed.prompt, packed.arrays, limits.max_prompt_chars)
+
+
+def _wants_msgpack(request: Request) -> bool:
+    accepted = request.headers.get("accept", "").lower()
+    return any(kind in accepted for kind in MSGPACK_TYPES)
