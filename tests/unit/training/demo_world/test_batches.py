@@ -1,0 +1,88 @@
+"""What a training step sees."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from training.demo_world.batches import CHUNKS, Batches, RolledOut
+from training.demo_world.dataset import CONDITION_FRAMES, FRAMES_PER_CHUNK, LATER_FRAMES, OPENING_FRAMES, Walks
+from training.demo_world.prompts import PROMPTS_PER_STYLE
+
+FRAMES = OPENING_FRAMES + LATER_FRAMES
+CLIPS = 64
+FIRST_AFTER_GAP = OPENING_FRAMES // FRAMES_PER_CHUNK
+
+
+def _walks(gap: int) -> Walks:
+    """Walks whose latents hold the number of their frame."""
+    number = torch.arange(FRAMES, dtype=torch.bfloat16).view(1, -1, 1, 1, 1)
+    return Walks(
+        latents_WTCYX=number.expand(5, -1, 16, 2, 2).contiguous(),
+        conditions_WTCYX=torch.zeros(5, CONDITION_FRAMES, 20, 2, 2, dtype=torch.bfloat16),
+        rotations_WT33=torch.eye(3).expand(5, FRAMES, 3, 3).contiguous(),
+        translations_WT3=torch.full((5, FRAMES, 3), 0.05),
+        styles_WT=(torch.arange(FRAMES) // FRAMES_PER_CHUNK % 2).expand(5, -1).contiguous(),
+        gap_W=torch.full((5,), gap),
+    )
+
+
+def _batches(gap: int) -> Batches:
+    return Batches(_walks(gap), torch.ones(1, 20, 1, 2, 2), (1.0, 0.9375, 5 / 6, 0.625))
+
+
+@pytest.mark.parametrize("gap", [0, 7])
+def test_positions_of_a_clip_say_where_its_frames_are(gap: int) -> None:
+    torch.manual_seed(0)
+    batch = _batches(gap).teacher_forced(CLIPS)
+    truth = batch.noisy_BCTYX - batch.sigmas_BN.repeat_interleave(3, dim=1)[:, None, :, None, None] * batch.target_BCTYX
+    frames = truth[:, 0, :, 0, 0]
+    assert batch.positions_BT.shape == (CLIPS, CHUNKS * FRAMES_PER_CHUNK)
+    assert (batch.positions_BT.diff(dim=1) >= 1).all()
+    torch.testing.assert_close(
+        frames[:, :OPENING_FRAMES], batch.positions_BT[:, :OPENING_FRAMES].float(), atol=0.1, rtol=0
+    )
+    later = batch.positions_BT[:, OPENING_FRAMES] - frames[:, OPENING_FRAMES].round().long()
+    # True positions count the gap; the others are anywhere.
+    assert (later == FRAMES_PER_CHUNK * gap).sum() >= CLIPS // 4
+
+
+def test_the_chunk_after_a_gap_teaches_nothing() -> None:
+    torch.manual_seed(1)
+    joined = _batches(0).teacher_forced(CLIPS)
+    is_joined = joined.weights_BN[:, FIRST_AFTER_GAP] == 1
+    follows = joined.positions_BT[:, OPENING_FRAMES] == OPENING_FRAMES
+    assert is_joined.any()
+    assert not is_joined.all()
+    assert torch.equal(is_joined, follows)
+    assert (_batches(3).teacher_forced(CLIPS).weights_BN[:, FIRST_AFTER_GAP] == 0).all()
+
+
+def test_prompts_follow_the_styles_with_one_wording_each() -> None:
+    torch.manual_seed(2)
+    prompts = _batches(0).teacher_forced(CLIPS).prompts_BN
+    for row in prompts:
+        for style in (0, 1):
+            wordings = {int(prompt) for prompt in row if prompt // PROMPTS_PER_STYLE == style}
+            assert len(wordings) == 1
+
+
+def test_translations_are_scaled_by_one_of_three_rules_and_never_by_zero() -> None:
+    torch.manual_seed(3)
+    lengths = _batches(0).teacher_forced(CLIPS).translations_BT3.norm(dim=-1)[:, 1:]
+    step = 0.05 * 3**0.5
+    torch.testing.assert_close(
+        lengths.flatten().unique(), torch.tensor([1.0, step / 0.05]), atol=1e-5, rtol=0, check_dtype=False
+    )
+
+
+def test_histories_of_the_models_own_making_count_only_where_they_are_close_to_the_truth() -> None:
+    torch.manual_seed(4)
+    errors = torch.full((3, FRAMES // FRAMES_PER_CHUNK), 0.01)
+    errors[:, 1] = 0.5
+    own = torch.full((3, FRAMES, 16, 2, 2), -7.0, dtype=torch.bfloat16)
+    rolled_out = RolledOut(walks_R=torch.tensor([0, 2, 4]), latents_RTCYX=own, errors_RN=errors)
+    batch = _batches(0).self_forced(CLIPS, rolled_out, max_error=0.1)
+    assert (batch.clean_BCTYX == -7).all()
+    assert (batch.weights_BN[:, 2] == 0).all()
+    assert (batch.weights_BN[:, [0, 1]] == 1).all()

@@ -1,0 +1,174 @@
+"""Encoded walks to train the transformer on, kept on the training device.
+
+A walk is the beginning of a session, `OPENING_FRAMES` latent frames, and `LATER_FRAMES` of the same session after a gap
+of some chunks, so that clips show the sink and a window that may be far from it.
+
+Shape suffixes: W walks, T latent frames of a walk (opening, then later), C channels, Y X latent rows and columns.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from diffusers import AutoencoderKLWan
+from torch import Tensor
+
+from training.demo_world import scene, trajectories
+from training.demo_world.vae import decode, encode
+
+FRAMES_PER_CHUNK = 3
+OPENING_FRAMES = 9
+LATER_FRAMES = 45
+MAX_GAP_CHUNKS = 40
+CONDITION_FRAMES = 9
+"""Latent frames whose condition differs from the constant of pure grey; from there on it is the fixed point."""
+
+_CONTINUOUS_CHANCE = 0.6
+_FIXED_POINT_FRAMES = 97
+
+
+class LatentSpace:
+    """The trained VAE, frozen, with normalised latents as the transformer sees them."""
+
+    def __init__(self, vae: AutoencoderKLWan) -> None:
+        self.vae = vae.eval().requires_grad_(False)
+        device = next(vae.parameters()).device
+        self._mean = torch.tensor(vae.config.latents_mean, device=device).view(1, -1, 1, 1, 1)
+        self._std = torch.tensor(vae.config.latents_std, device=device).view(1, -1, 1, 1, 1)
+
+    @torch.no_grad()
+    def encode(self, frames: Tensor) -> Tensor:
+        """Encode frames [B, M, H, W, 3], uint8 or float on the scale of 0 to 255, to latents [B, 16, F, Y, X]."""
+        clips = (frames.permute(0, 4, 1, 2, 3).float() / 127.5 - 1).contiguous(memory_format=torch.channels_last_3d)
+        with torch.autocast(clips.device.type, torch.bfloat16):
+            mean = encode(self.vae, clips)[:, : self.vae.config.z_dim].float()
+        return (mean - self._mean) / self._std
+
+    @torch.no_grad()
+    def decode(self, latents: Tensor) -> Tensor:
+        """Decode latents [B, 16, F, Y, X] to frames uint8 [B, M, H, W, 3]."""
+        with torch.autocast(latents.device.type, torch.bfloat16):
+            clips = decode(self.vae, latents.float() * self._std + self._mean).float()
+        return ((clips.clamp(-1, 1) + 1) * 127.5).round().byte().permute(0, 2, 3, 4, 1)
+
+    def opening_condition(self, first_frames: Tensor) -> Tensor:
+        """Return the condition [B, 20, CONDITION_FRAMES, Y, X] of sessions that start with images [B, H, W, 3]."""
+        clips = torch.full((len(first_frames), 4 * CONDITION_FRAMES - 3, *first_frames.shape[1:]), 127.5)
+        clips = clips.to(first_frames.device)
+        clips[:, 0] = first_frames.float()
+        latents = self.encode(clips)
+        mask = torch.zeros_like(latents[:, :4])
+        mask[:, :, 0] = 1
+        return torch.cat([mask, latents], dim=1)
+
+    def fixed_condition(self, height: int, width: int, device: torch.device) -> Tensor:
+        """Return the condition [1, 20, 1, Y, X] once the image is out of the encoder's reach."""
+        latents = self.encode(torch.full((1, _FIXED_POINT_FRAMES, height, width, 3), 127.5, device=device))[:, :, -1:]
+        return torch.cat([torch.zeros_like(latents[:, :4]), latents], dim=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Walks:
+    """Encoded walks.
+
+    `gap_W` counts the chunks left out after the opening, `styles_WT` index `STYLES`, rotations and translations are
+    relative to the latent frame before, translations in units and not yet scaled.
+    """
+
+    latents_WTCYX: Tensor
+    conditions_WTCYX: Tensor
+    rotations_WT33: Tensor
+    translations_WT3: Tensor
+    styles_WT: Tensor
+    gap_W: Tensor
+
+    def __len__(self) -> int:
+        return len(self.gap_W)
+
+
+def relative_motion(cameras: trajectories.Cameras) -> tuple[np.ndarray, np.ndarray]:
+    """Return rotations [W, T, 3, 3] and translations [W, T, 3] of each latent frame seen from the one before.
+
+    The first frame's is the identity.
+    """
+    rotation = trajectories.rotations(cameras.yaw, cameras.pitch)
+    height = np.zeros(cameras.yaw.shape)
+    position = np.stack([cameras.position[..., 0], height, cameras.position[..., 1]], axis=-1)
+    relative, moved = np.zeros_like(rotation), np.zeros_like(position)
+    relative[:, 0] = np.eye(3)
+    relative[:, 1:] = np.einsum("btji,btjk->btik", rotation[:, :-1], rotation[:, 1:])
+    moved[:, 1:] = np.einsum("btji,btj->bti", rotation[:, :-1], position[:, 1:] - position[:, :-1])
+    return relative.astype(np.float32), moved.astype(np.float32)
+
+
+def media_styles(styles_BT: np.ndarray) -> np.ndarray:
+    """Return the style of each media frame: the first latent frame's once, every other one's four times."""
+    return np.concatenate([styles_BT[:, :1], np.repeat(styles_BT[:, 1:], 4, axis=1)], axis=1)
+
+
+def draw(cameras: trajectories.Cameras, styles_BT: np.ndarray, device: torch.device) -> Tensor:
+    """Render walks to frames uint8 [B, M, H, W, 3]."""
+    poses = torch.from_numpy(trajectories.media_poses(cameras)).to(device)
+    styles = torch.from_numpy(media_styles(styles_BT).astype(np.int32)).to(device)
+    frames = scene.render(poses.flatten(0, 1), styles.flatten())
+    return frames.view(*poses.shape[:2], *frames.shape[1:])
+
+
+def build_walks(
+    space: LatentSpace, rng: np.random.Generator, num_walks: int, device: torch.device, *, batch: int = 64
+) -> Walks:
+    """Plan, render and encode walks."""
+    gap = np.where(rng.random(num_walks) < _CONTINUOUS_CHANCE, 0, rng.integers(1, MAX_GAP_CHUNKS + 1, num_walks))
+    total = OPENING_FRAMES + FRAMES_PER_CHUNK * MAX_GAP_CHUNKS + LATER_FRAMES
+    keys = trajectories.sample_keys(rng, num_walks, total)
+    headings = rng.random(num_walks) * 2 * math.pi
+    cameras = trajectories.walk(keys, trajectories.sample_starts(rng, num_walks), headings)
+    rotations, translations = relative_motion(cameras)
+    later = OPENING_FRAMES + FRAMES_PER_CHUNK * gap[:, None] + np.arange(LATER_FRAMES)
+    kept = np.concatenate([np.tile(np.arange(OPENING_FRAMES), (num_walks, 1)), later], axis=1)
+    row = np.arange(num_walks)[:, None]
+    styles = _sample_styles(rng, gap)
+    latents, conditions = [], []
+    for first in range(0, num_walks, batch):
+        part = slice(first, first + batch)
+        opening = draw(_pick(cameras, row[part], kept[part, :OPENING_FRAMES]), styles[part, :OPENING_FRAMES], device)
+        # Four latent frames more in front, whose latents are dropped: the causal encoder looks back.
+        lead = np.concatenate([later[part, :1] - np.arange(4, 0, -1), later[part]], axis=1)
+        before = np.where(gap[part, None] == 0, styles[part, 5:9], styles[part, 9:10])
+        lead_styles = np.concatenate([before, styles[part, OPENING_FRAMES:]], axis=1)
+        following = draw(_pick(cameras, row[part], lead), lead_styles, device)
+        encoded = [space.encode(opening), space.encode(following)[:, :, 4:]]
+        latents.append(torch.cat(encoded, dim=2).transpose(1, 2).bfloat16())
+        conditions.append(space.opening_condition(opening[:, 0]).transpose(1, 2).bfloat16())
+    return Walks(
+        latents_WTCYX=torch.cat(latents),
+        conditions_WTCYX=torch.cat(conditions),
+        rotations_WT33=torch.from_numpy(rotations[row, kept]).to(device),
+        translations_WT3=torch.from_numpy(translations[row, kept]).to(device),
+        styles_WT=torch.from_numpy(styles).to(device),
+        gap_W=torch.from_numpy(gap).to(device),
+    )
+
+
+def _pick(cameras: trajectories.Cameras, row: np.ndarray, frames: np.ndarray) -> trajectories.Cameras:
+    return trajectories.Cameras(
+        position=cameras.position[row, frames], yaw=cameras.yaw[row, frames], pitch=cameras.pitch[row, frames]
+    )
+
+
+def _sample_styles(rng: np.random.Generator, gap_W: np.ndarray) -> np.ndarray:
+    """Draw styles [W, T] that may change at a chunk's start, and in most walks survive the gap."""
+    num_styles = len(scene.STYLES)
+    chunks = (OPENING_FRAMES + LATER_FRAMES) // FRAMES_PER_CHUNK
+    styles = np.empty((len(gap_W), chunks), dtype=np.int64)
+    styles[:, 0] = rng.integers(0, num_styles, len(gap_W))
+    for chunk in range(1, chunks):
+        chance = np.full(len(gap_W), 0.07)
+        if chunk == OPENING_FRAMES // FRAMES_PER_CHUNK:
+            chance = np.where(gap_W > 0, 0.3, 0.07)
+        changes = rng.random(len(gap_W)) < chance
+        styles[:, chunk] = np.where(changes, rng.integers(0, num_styles, len(gap_W)), styles[:, chunk - 1])
+    return np.repeat(styles, FRAMES_PER_CHUNK, axis=1)
