@@ -65,8 +65,11 @@ class LoggedControl(_Line, frozen=True):
 
 
 class LoggedEvent(_Line, frozen=True):
+    """An event. How long before the chunk's start it came may decide where in the chunk it acts."""
+
     event_id: int
     controls: tuple[LoggedControl, ...] = ()
+    age_ms: float = 0.0
 
 
 class LogTick(_Line, frozen=True):
@@ -151,6 +154,7 @@ def tick_line(tick: Tick, chunk: CommittedChunk) -> LogTick:
                 controls=tuple(
                     LoggedControl(track=it.track, schema=it.schema, data=msgspec.Raw(it.data)) for it in event.controls
                 ),
+                age_ms=event.age_ms,
             )
             for event in tick.events
         ),
@@ -200,6 +204,7 @@ def control_events(tick: LogTick) -> tuple[ControlEvent, ...]:
         ControlEvent(
             event_id=event.event_id,
             controls=tuple(Control(track=it.track, schema=it.schema, data=bytes(it.data)) for it in event.controls),
+            age_ms=event.age_ms,
         )
         for event in tick.events
     )

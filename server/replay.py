@@ -116,7 +116,7 @@ class _Steps:
             Control(track=it.track, schema=it.schema, data=self._parse_control(it.track, it.schema, _json(it.data)))
             for it in event.controls
         )
-        return ControlEvent(event_id=event.event_id, controls=controls)
+        return ControlEvent(event_id=event.event_id, controls=controls, age_ms=event.age_ms)
 
 
 # ---------------------------------------------------------------- plain
