@@ -43,9 +43,15 @@ class SeededText(TextEncoder):
 
 
 def tiny_adapter(
-    *, sink: int = SINK, visible: int | None = VISIBLE, sessions: int = 2, width: int = WIDTH, **options: Any
+    *,
+    sink: int = SINK,
+    visible: int | None = VISIBLE,
+    sessions: int = 2,
+    width: int = WIDTH,
+    height: int = HEIGHT,
+    **options: Any,
 ) -> LingBotAdapter:
-    """Return an adapter of the golden transformer and VAE at 48 x 32 pixels: 6 tokens a latent frame, 3 layers."""
+    """Return an adapter of the golden transformer and VAE, by default at 48 x 32 pixels: 6 tokens a frame, 3 layers."""
     config = transformer_config(sink_latent_frames=sink, visible_latent_frames=visible)
     vae = WanVAE.from_config(load_json("vae_names.json")["diffusers_config"])
     vae.load_state_dict(tensors("vae_weights_diffusers"), strict=True)
@@ -60,7 +66,7 @@ def tiny_adapter(
     )
     table = nominal_table(5.0)
     start = StartWorker(
-        model="lingbot_world_v2", checkpoint="", width=width, height=HEIGHT, fps=12, requested_sessions=sessions
+        model="lingbot_world_v2", checkpoint="", width=width, height=height, fps=12, requested_sessions=sessions
     )
     noise = PerChunkNoise(device=torch.device("cpu"), num_draws=len(table))
     return LingBotAdapter(model, table, noise, LingBotOptions(**options), start)

@@ -15,6 +15,7 @@ import torch
 
 import worldmodel
 from kvcache.cache import KVCache
+from tests.support.lingbot_tiny import tiny_adapter
 from worldmodel.adapter import GeneratedChunk, SessionOpening
 from worldmodel.errors import LoadFailed, RequestRefused
 from worldmodel.lingbot.adapter import LingBotAdapter, create_adapter
@@ -354,6 +355,18 @@ def test_overrides_reach_the_window_and_the_sampler() -> None:
     session = Session(adapter)
     assert [session.tick().num_media_frames for _ in range(2)] == [13, 16]
     assert session.latents().shape[1] == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("width", "height"), [(832, 480), (832, 464), (480, 832), (1280, 704)])
+def test_published_picture_sizes_give_chunks_of_that_size(width: int, height: int) -> None:
+    session = Session(tiny_adapter(width=width, height=height), outputs=ALL_OUTPUTS)
+    for num_frames in (9, 12):
+        latents, yuv, rgb = (part.array for part in session.tick([held(session.index, "w")]).media.to_host())
+        assert latents.shape == (16, FRAMES, height // 8, width // 8)
+        assert np.isfinite(latents).all()
+        assert yuv.shape == (num_frames, height * 3 // 2, width)
+        assert rgb.shape == (num_frames, height, width, 3)
 
 
 @pytest.mark.parametrize(

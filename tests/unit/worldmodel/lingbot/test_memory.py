@@ -55,7 +55,7 @@ GIB = 2**30
 
 
 @cache
-def published(precision: str, *, recache_on_prompt: bool = False) -> KVSpec:
+def published(precision: str, *, recache_on_prompt: bool = False, width: int = 832, height: int = 480) -> KVSpec:
     with torch.device("meta"):
         vae = WanVAE.from_config(VAE)
     assert sum(parameter.numel() for parameter in vae.parameters()) == NUM_PARAMETERS["vae"]
@@ -63,8 +63,8 @@ def published(precision: str, *, recache_on_prompt: bool = False) -> KVSpec:
         read_transformer_config(TRANSFORMER),
         vae,
         precision_plan(precision),
-        width=832,
-        height=480,
+        width=width,
+        height=height,
         requested_sessions=8,
         recache_on_prompt=recache_on_prompt,
     )
@@ -109,6 +109,12 @@ def test_capacity_of_published_devices_at_the_default_fraction(
 ) -> None:
     spec = published(precision, recache_on_prompt=recache)
     assert spec.capacity(free_bytes(device_gib, precision), 0.9) == sessions
+
+
+def test_a_session_of_704x1280_fits_141_gb() -> None:
+    spec = published("bf16", width=1280, height=704)
+    assert spec.storage_bytes(1) == 18 * (44 * 80) * 40 * (2 * 5120 * 2)
+    assert spec.capacity(free_bytes(141, "bf16"), 0.9) == 1
 
 
 def test_80_gb_hold_one_session_only_above_the_fraction() -> None:
