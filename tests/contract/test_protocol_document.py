@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi.routing import APIRoute
 from jsonschema import Draft202012Validator
 from websockets.asyncio.server import ServerConnection, serve
 
-from server import errors
+from server import errors, robot_rest, robot_routes
 from server.wire import export
 from server.wire.binary import pack_chunk, unpack_chunk
 from server.wire.messages import ChunkHeader, Pacing, SessionState, StreamFormat
+from server.wire.robot_messages import RobotConfig, StepAnswer, config_map
+from server.wire.robot_rest import RobotStep, read_step_arrays
 from worldmodel.lingbot import control_schemas, controls
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs/protocol.md"
@@ -135,6 +139,44 @@ def test_links_inside_the_page_have_a_target() -> None:
     headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", TEXT, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)
     anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
     assert set(re.findall(r"\]\(#([^)]+)\)", TEXT)) <= anchors
+
+
+# ---------------------------------------------------------------- robots
+
+
+def test_the_step_of_a_robot_is_accepted() -> None:
+    (example,) = fenced(section("REST for reinforcement learning"), "json robot=step")
+    step = RobotStep.model_validate_json(example)
+    assert json.loads(example).keys() == RobotStep.model_fields.keys()
+    assert read_step_arrays(step)["observation/wrist_image_left"].shape == (1, 2, 3)
+
+
+def test_robot_addresses_and_requests_are_those_of_the_server() -> None:
+    text = section("Robots")
+    assert set(re.findall(r"`ws://HOST:PORT(/[\w/]*)`", text)) == set(robot_routes.ADDRESSES)
+    routes = {
+        f"{method} {route.path}"
+        for route in robot_rest.router.routes
+        if isinstance(route, APIRoute)
+        for method in route.methods
+    }
+    documented = re.findall(r"`((?:GET|POST|DELETE) [^`]+)`", section("REST for reinforcement learning"))
+    assert {request.replace("{id}", "{session_id}") for request in documented} == routes
+
+
+def test_the_config_map_and_the_answer_of_a_robot_are_whole() -> None:
+    text = section("Frames")
+    config = RobotConfig(
+        image_height=1,
+        image_width=1,
+        needs_wrist_camera=True,
+        num_external_cameras=1,
+        needs_stereo_camera=False,
+        action_space="x",
+    )
+    answer = {field.name for field in fields(StepAnswer)}
+    assert {name for name in config_map(config) if f"`{name}`" not in text} == set()
+    assert {name for name in answer if f"`{name}`" not in text} == set()
 
 
 # ---------------------------------------------------------------- the client in one page
