@@ -1,4 +1,4 @@
-"""Run the test sets that this machine can run, installing Chromium where that is possible.
+"""Run the test sets that this machine can run, installing Chromium and openpi-client where that is possible.
 
 `make test` and `make test-slow` call this. A set that cannot run here is not skipped quietly: the last lines say what
 did not run and why. On a CI machine (`CI=true`) that is a failure.
@@ -11,6 +11,11 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.support import openpi_process
 
 APT_INSTALL = ("apt-get", "install", "-y", "--no-install-recommends", "chromium")
 
@@ -37,17 +42,19 @@ def main() -> int:
     parser.add_argument("--slow", action="store_true", help="run the slow set instead of the default one")
     arguments = parser.parse_args()
     marker = "slow and not gpu" if arguments.slow else "not gpu and not slow"
-    missing = install_chromium()
-    if missing:
-        marker += " and not browser"
+    not_run = []
+    for name, reason in (("browser", install_chromium()), ("openpi", openpi_process.install())):
+        if reason:
+            marker += f" and not {name}"
+            not_run.append(f"the {name} tests: {reason}")
     # The tests' tensors are tiny: a second OpenMP thread costs more in waiting than it computes.
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
     command = [sys.executable, "-m", "pytest", "-m", marker, "--durations=15"]
     code = subprocess.run(command, env=environment, check=False).returncode
-    if missing:
-        print(f"\nNOT RUN: the browser tests: {missing}.", flush=True)
-        if os.environ.get("CI") == "true" and code == 0:
-            return 1
+    for what in not_run:
+        print(f"\nNOT RUN: {what}.", flush=True)
+    if not_run and os.environ.get("CI") == "true" and code == 0:
+        return 1
     return code
 
 
