@@ -202,7 +202,7 @@ def compare(seed: int) -> None:
         assert difference < TOLERANCE, f"seed {seed}, chunk {index}: {difference:.2e} of the largest latent, {chosen}"
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(1, 7))
 def test_a_random_model_and_session_equal_the_float64_twin(seed: int) -> None:
     compare(seed)
 
@@ -210,5 +210,5 @@ def test_a_random_model_and_session_equal_the_float64_twin(seed: int) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_many_random_models_equal_the_float64_twin() -> None:
-    for seed in range(10, 150):
+    for seed in range(150):
         compare(seed)
