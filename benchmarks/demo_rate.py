@@ -35,6 +35,9 @@ from server.wire.messages import ChunkHeader
 SKIPPED_CHUNKS = 13
 """Counting starts when chunk 12 has arrived: the window is full since chunk 6, the condition is constant since 11."""
 
+MAX_CHUNKS_LATER = 2
+"""Of the chunks that arrive after an event was sent, the second at the latest has it."""
+
 KEYS = (("w",), ("w", "l"), ("w",), ("w", "j"), ("d",), ())
 KEYS_EVERY_S = 3.0
 SAMPLE_EVERY_S = 5.0
@@ -339,6 +342,8 @@ def main() -> None:
     show(found)
     if arguments.out is not None:
         write(arguments.out, watch, about, found)
+    if found.get("event_chunks_later_max", 0) > MAX_CHUNKS_LATER:
+        sys.exit(f"an event acted later than {MAX_CHUNKS_LATER} chunks after the last one received")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ The rate of the same ten minutes is measured by `benchmarks/demo_rate.py`.
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -23,11 +24,19 @@ TEN_MINUTES_CHUNKS = 600
 TWO_MINUTES_CHUNKS = 120
 MAX_GROWTH = 1.05
 
-WARM_UP_VISITS = 100
-NUM_VISITS = 200
-MAX_BYTES_A_VISIT = 4_000
+NUM_VISITS = 100
+"""Three times: to warm up, and twice to compare. A leak would show in both."""
+
+MAX_SERVER_BYTES = 400_000
 """A visit leaves 0.3 kB for a while, the memory of how it ended, and malloc's heap is never quite the same. Less than
-the smallest thing that could be left: one encoded chunk has 10 kB, its pixels have 276 kB, an encoder megabytes."""
+the smallest thing that visits could leave: an encoded chunk has 10 kB, its pixels have 276 kB, an encoder megabytes."""
+
+NOISE = 3
+"""Thread pools grow to their bound, and the connection of a question just asked may be open."""
+
+MAX_WORKER_STEP_BYTES = 8_000_000
+"""The worker keeps freed memory on purpose. When sessions overlap in a new way its heap may grow by a block or two of
+the decoder, 3.9 MB each, but not by every visit."""
 
 
 @pytest.mark.timeout(2400)
@@ -51,28 +60,36 @@ async def test_ten_minutes_of_walking_leave_memory_flat(tmp_path: Path) -> None:
     assert max(distances) <= 2
 
 
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(2400)
 async def test_two_hundred_lost_connections_leave_nothing(tmp_path: Path) -> None:
     """Half of the sessions are closed, half lose their socket and are found parked or evicted."""
     with demo_process(tmp_path / "server.log", "--session.resume-s", "1") as demo:
-        for number in range(WARM_UP_VISITS):
-            await _visit(demo, number)
-        await _until_empty(demo)
-        before = demo.server_use(), demo.worker_use()
-        for number in range(NUM_VISITS):
-            await _visit(demo, number)
-        await _until_empty(demo)
-        after = demo.server_use(), demo.worker_use()
+        server, worker = [], []
+        for _ in range(3):
+            for number in range(NUM_VISITS):
+                await _visit(demo, number)
+            await _until_empty(demo)
+            server.append(demo.server_use())
+            worker.append(demo.worker_use())
         capacity = demo.info()["capacity"]
         metrics = demo.metrics()
+    print(f"server: {server}\nworker: {worker}")
     assert capacity["free_pages"] == capacity["total_pages"]
-    assert metrics["worldserve_sessions_started_total"] == WARM_UP_VISITS + NUM_VISITS
+    assert metrics["worldserve_sessions_started_total"] == 3 * NUM_VISITS
     assert metrics["worldserve_connections"] == 0
     assert metrics["worldserve_worker_generation"] == 1
     assert {name: value for name, value in metrics.items() if name.startswith("worldserve_sessions{") and value} == {}
-    print(f"before: {before}\nafter:  {after}")
-    for use_before, use_after in zip(before, after, strict=True):
-        _assert_no_more(use_before, use_after)
+    for uses in (server, worker):
+        assert uses[-1].num_fds <= uses[0].num_fds + NOISE
+        assert uses[-1].num_threads <= uses[0].num_threads + NOISE
+    assert max(_growth(server)) < MAX_SERVER_BYTES
+    assert min(_growth(worker)) < MAX_SERVER_BYTES
+    assert max(_growth(worker)) < MAX_WORKER_STEP_BYTES
+
+
+def _growth(uses: list[ProcessUse]) -> list[int]:
+    """Return by how much memory grew from one look to the next."""
+    return [after.own_bytes - before.own_bytes for before, after in pairwise(uses)]
 
 
 async def _visit(demo: DemoProcess, number: int) -> None:
@@ -92,12 +109,6 @@ async def _until_empty(demo: DemoProcess) -> None:
     async with asyncio.timeout(60):
         while demo.metrics()["worldserve_resident_sessions"]:  # noqa: ASYNC110
             await asyncio.sleep(0.2)
-
-
-def _assert_no_more(before: ProcessUse, after: ProcessUse) -> None:
-    assert after.num_fds <= before.num_fds
-    assert after.num_threads <= before.num_threads
-    assert after.own_bytes < before.own_bytes + NUM_VISITS * MAX_BYTES_A_VISIT
 
 
 @pytest.mark.timeout(1200)
