@@ -9,6 +9,7 @@ from enum import StrEnum
 import torch
 
 from worldmodel.kernels.layer_ops import LayerOps, PlainOps
+from worldmodel.kernels.vae_ops import PlainVaeOps, VaeOps
 
 
 class OpsUnavailable(Exception):
@@ -42,6 +43,19 @@ def create_ops(choice: OpsChoice, device: torch.device) -> LayerOps | None:
             return PlainOps()
         case _:
             return None
+
+
+def has_triton(device: torch.device) -> bool:
+    """Tell whether Triton kernels run on a device."""
+    return _why_not_triton(device) is None
+
+
+def create_vae_ops(device: torch.device) -> VaeOps:
+    """Return the fused operations of a VAE where they run, else their plain twin."""
+    if not has_triton(device):
+        return PlainVaeOps()
+    ops: VaeOps = importlib.import_module("worldmodel.kernels.vae_ops_triton").TritonVaeOps()
+    return ops
 
 
 def _why_not_triton(device: torch.device) -> str | None:

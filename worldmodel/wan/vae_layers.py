@@ -3,13 +3,15 @@
 Shape suffixes: B batch, T frames, H height, W width, C channels, O output channels, N = B*T, S = H*W.
 
 Activations are [B, T, H, W, C], contiguous, so a frame is a channels-last image and a 1x1x1 convolution is a matrix
-product. Convolutions have three paths, equal to rounding; `fold` chooses one and rearranges weights for it, once:
+product. Convolutions have four paths, equal to rounding; `fold` chooses one and rearranges weights for it, once:
 
-    PLAIN    as written, F.conv3d, the twin of the other two; what a layer does before `fold`
+    PLAIN    as written, F.conv3d, the twin of the others; what a layer does before `fold`
     FOLDED   the three time taps stacked as channels, one F.conv2d per chunk; any device
     ONEDNN   oneDNN's own three-dimensional convolution in this layout, on a CPU. torch takes another, slower kernel for
              small inputs, so it is called by name. 12 frames 96x160 of 16 channels, 2 threads: 9 ms, FOLDED 21 ms
              (measured 2026-11-29)
+    FUSED    cuDNN's three-dimensional convolution without a bias; bias, norm, SiLU and residual sums are fused kernels
+             between them (`worldmodel/kernels/vae_ops.py`)
 
 Facts of the structure: LingBot-World v2 official code, wan/modules/vae2_1.py.
 """
@@ -23,6 +25,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from worldmodel.kernels.choice import create_vae_ops, has_triton
+from worldmodel.kernels.vae_ops import VaeOps
 from worldmodel.wan.vae_cache import CacheCursor
 
 _TIME_TAPS = 3
@@ -35,17 +39,18 @@ class ConvPath(StrEnum):
     PLAIN = "plain"
     FOLDED = "folded"
     ONEDNN = "onednn"
+    FUSED = "fused"
 
 
 def best_path(device: torch.device, dtype: torch.dtype) -> ConvPath:
-    """Return the fastest path for a device.
+    """Return the fastest path for a device: FUSED on CUDA with Triton.
 
     ONEDNN only where it is known to have fast code for three dimensions and never to refuse the type: float32 on x86.
     """
     is_x86 = platform.machine().lower() in ("x86_64", "amd64")
     if device.type == "cpu" and dtype == torch.float32 and is_x86 and torch.backends.mkldnn.is_available():
         return ConvPath.ONEDNN
-    return ConvPath.FOLDED
+    return ConvPath.FUSED if has_triton(device) else ConvPath.FOLDED
 
 
 def _parameter(*shape: int) -> nn.Parameter:
@@ -111,9 +116,11 @@ class DoublingConv(SpatialConv):
         self.folded_bias: Tensor
         self.register_buffer("folded_weight", None, persistent=False)
         self.register_buffer("folded_bias", None, persistent=False)
+        self.fused: VaeOps | None = None
 
     def fold(self, path: ConvPath) -> None:
         """Sum the taps for every path but PLAIN. `weight` stays for reading; later changes to it have no effect."""
+        self.fused = create_vae_ops(self.weight.device) if path is ConvPath.FUSED else None
         if path is ConvPath.PLAIN:
             self.folded_weight = None
             return
@@ -131,6 +138,8 @@ class DoublingConv(SpatialConv):
         if self.folded_weight is None:
             spread = x_BTHWC[:, :, :, None, :, None].expand(batch, time, height, 2, width, 2, channels)
             return super().forward(spread.reshape(batch, time, 2 * height, 2 * width, channels))
+        if self.fused is not None:
+            return self.fused.join_doubled(_conv2d(x_BTHWC, self.folded_weight, None, 1, 1), self.bias)
         # One row and column more than the input: parity 0 starts at the first of them, parity 1 at the second.
         y_BTHWO = _conv2d(x_BTHWC, self.folded_weight, self.folded_bias, 1, 1)
         out_channels = y_BTHWO.shape[-1] // 4
@@ -151,14 +160,17 @@ class CausalConv(nn.Module):
         self.weight = _parameter(out_channels, in_channels, _TIME_TAPS, spatial_kernel, spatial_kernel)
         self.bias = _parameter(out_channels)
         self.path = ConvPath.PLAIN
+        self.fused: VaeOps | None = None
 
     def fold(self, path: ConvPath) -> None:
         """Take a path and put the weight's memory in its order, channels innermost; shape and values stay."""
         self.path = path
+        self.fused = create_vae_ops(self.weight.device) if path is ConvPath.FUSED else None
         memory_order = {
             ConvPath.PLAIN: (0, 1, 2, 3, 4),
             ConvPath.FOLDED: (0, 3, 4, 2, 1),
             ConvPath.ONEDNN: (0, 2, 3, 4, 1),
+            ConvPath.FUSED: (0, 2, 3, 4, 1),
         }[path]
         inverse = sorted(range(5), key=memory_order.__getitem__)
         rearranged = self.weight.detach().permute(memory_order).contiguous().permute(inverse)
@@ -170,9 +182,13 @@ class CausalConv(nn.Module):
         cursor.keep(padded_BTHWC[:, -_HISTORY_FRAMES:])
         return self.convolve(padded_BTHWC)
 
-    def convolve(self, x_BTHWC: Tensor, time_stride: int = 1) -> Tensor:
-        """Convolve without padding in time: T frames give (T - 3) // time_stride + 1."""
-        if self.path is ConvPath.FOLDED:
+    def convolve(self, x_BTHWC: Tensor, time_stride: int = 1, *, adds_bias: bool = True) -> Tensor:
+        """Convolve without padding in time: T frames give (T - 3) // time_stride + 1.
+
+        `adds_bias` of False leaves the bias to the caller; PLAIN and FUSED only.
+        """
+        is_pointwise = self.weight.shape[-1] == 1
+        if self.path is ConvPath.FOLDED or (self.path is ConvPath.FUSED and is_pointwise):
             return self._convolve_folded(x_BTHWC, time_stride)
         x_BCTHW = x_BTHWC.permute(0, 4, 1, 2, 3)
         edge = self.weight.shape[-1] // 2
@@ -180,7 +196,7 @@ class CausalConv(nn.Module):
         if self.path is ConvPath.ONEDNN:
             y_BOTHW = torch.mkldnn_convolution(x_BCTHW, self.weight, self.bias, padding, stride, (1, 1, 1), 1)
         else:
-            y_BOTHW = F.conv3d(x_BCTHW, self.weight, self.bias, stride, padding)
+            y_BOTHW = F.conv3d(x_BCTHW, self.weight, self.bias if adds_bias else None, stride, padding)
         return y_BOTHW.permute(0, 2, 3, 4, 1).contiguous()
 
     def _convolve_folded(self, x_BTHWC: Tensor, time_stride: int) -> Tensor:
@@ -194,14 +210,29 @@ class CausalConv(nn.Module):
         return _conv2d(stacked_BTHWC, folded_OHWC.permute(0, 3, 1, 2), self.bias, 1, 1)
 
 
-def norm_silu_conv(norm: RMSNorm, conv: CausalConv, x_BTHWC: Tensor, cursor: CacheCursor) -> Tensor:
-    """Return conv(silu(norm(x))), with the activation written straight behind the stream's history."""
+def norm_silu_conv(
+    norm: RMSNorm,
+    conv: CausalConv,
+    x_BTHWC: Tensor,
+    cursor: CacheCursor,
+    *,
+    input_bias_C: Tensor | None = None,
+    adds_bias: bool = True,
+) -> Tensor:
+    """Return conv(silu(norm(x))), with the activation written straight behind the stream's history.
+
+    `input_bias_C` is added to x first, and `adds_bias` of False leaves out the convolution's own; FUSED only.
+    """
     batch, time, height, width, channels = x_BTHWC.shape
     padded_BTHWC = x_BTHWC.new_empty(batch, _HISTORY_FRAMES + time, height, width, channels)
     padded_BTHWC[:, :_HISTORY_FRAMES] = cursor.take(x_BTHWC, _HISTORY_FRAMES)
-    F.silu(norm.write_to(padded_BTHWC[:, _HISTORY_FRAMES:], x_BTHWC), inplace=True)
+    active_BTHWC = padded_BTHWC[:, _HISTORY_FRAMES:]
+    if conv.fused is not None:
+        conv.fused.norm_silu(x_BTHWC, input_bias_C, norm.gamma.view(channels), active_BTHWC)
+    else:
+        F.silu(norm.write_to(active_BTHWC, x_BTHWC), inplace=True)
     cursor.keep(padded_BTHWC[:, -_HISTORY_FRAMES:])
-    return conv.convolve(padded_BTHWC)
+    return conv.convolve(padded_BTHWC, adds_bias=adds_bias)
 
 
 class ResidualUnit(nn.Module):
@@ -217,6 +248,13 @@ class ResidualUnit(nn.Module):
 
     def forward(self, x_BTHWC: Tensor, cursor: CacheCursor) -> Tensor:
         skip_BTHWC = x_BTHWC if self.conv_shortcut is None else self.conv_shortcut(x_BTHWC)
+        fused = self.conv1.fused
+        if fused is not None:
+            y_BTHWC = norm_silu_conv(self.norm1, self.conv1, x_BTHWC, cursor, adds_bias=False)
+            y_BTHWC = norm_silu_conv(
+                self.norm2, self.conv2, y_BTHWC, cursor, input_bias_C=self.conv1.bias, adds_bias=False
+            )
+            return fused.add_bias_and_skip(y_BTHWC, self.conv2.bias, skip_BTHWC)
         y_BTHWC = norm_silu_conv(self.norm1, self.conv1, x_BTHWC, cursor)
         y_BTHWC = norm_silu_conv(self.norm2, self.conv2, y_BTHWC, cursor)
         return y_BTHWC.add_(skip_BTHWC)
@@ -307,7 +345,7 @@ def _interleave_halves(x_BTHWC: Tensor) -> Tensor:
     return halves.permute(0, 1, 4, 2, 3, 5).reshape(batch, 2 * time, height, width, channels // 2)
 
 
-def _conv2d(x_BTHWC: Tensor, weight: Tensor, bias: Tensor, stride: int, padding: int) -> Tensor:
+def _conv2d(x_BTHWC: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int) -> Tensor:
     """Convolve each frame; the permutes are views of channels-last images."""
     batch, time = x_BTHWC.shape[:2]
     images_NCHW = x_BTHWC.flatten(0, 1).permute(0, 3, 1, 2)
