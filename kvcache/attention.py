@@ -21,7 +21,7 @@ class Attention(Protocol):
         ...
 
     def __call__(self, q_NHD: Tensor, k_SHD: Tensor, v_SHD: Tensor, *, logit_bias_S: Tensor | None = None) -> Tensor:
-        """Return the attended values [N, H, D] in the dtype of `q_NHD`.
+        """Return the attended values [N, H, D] in the dtype of `q_NHD`, or in bfloat16 for float8 queries.
 
         `logit_bias_S` (float32) is added to the scaled logits of each key: log(c) makes one row count as c equal rows.
         """
@@ -34,6 +34,9 @@ class TorchAttention:
     name = "torch_sdpa"
 
     def __call__(self, q_NHD: Tensor, k_SHD: Tensor, v_SHD: Tensor, *, logit_bias_S: Tensor | None = None) -> Tensor:
+        q_NHD = q_NHD.to(computing_dtype(q_NHD))
+        if k_SHD.dtype == torch.float8_e4m3fn:
+            k_SHD, v_SHD = k_SHD.to(q_NHD.dtype), v_SHD.to(q_NHD.dtype)
         # The views below move no data: kernels take any stride but that of the last dimension.
         q_BHND, k_BHSD, v_BHSD = (x.transpose(0, 1).unsqueeze(0) for x in (q_NHD, k_SHD, v_SHD))
         bias_BHNS = None
@@ -47,3 +50,8 @@ class TorchAttention:
                 return out_BHND.to(q_NHD.dtype).squeeze(0).transpose(0, 1)
         out_BHND = F.scaled_dot_product_attention(q_BHND, k_BHSD, v_BHSD, attn_mask=bias_BHNS)
         return out_BHND.squeeze(0).transpose(0, 1)
+
+
+def computing_dtype(q_NHD: Tensor) -> torch.dtype:
+    """Return the dtype of the result of attention for these queries."""
+    return torch.bfloat16 if q_NHD.dtype == torch.float8_e4m3fn else q_NHD.dtype

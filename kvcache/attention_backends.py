@@ -25,6 +25,8 @@ from kvcache.errors import AttentionUnavailable
 
 FLASH3_MODULE = "fa3_fwd_interface"
 TIMED_CALLS = 5
+FP8 = torch.float8_e4m3fn
+HALF = (torch.bfloat16, torch.float16)
 
 
 class AttentionBackend(StrEnum):
@@ -94,13 +96,15 @@ class Flash3Attention:
 
     def __call__(self, q_NHD: Tensor, k_SHD: Tensor, v_SHD: Tensor, *, logit_bias_S: Tensor | None = None) -> Tensor:
         _refuse_bias(self.name, logit_bias_S)
+        if k_SHD.dtype == FP8 and q_NHD.dtype != FP8:
+            raise ValueError(f"q: float8 keys need float8 queries, got {q_NHD.dtype}")
         out = self._forward(q_NHD[None], k_SHD[None], v_SHD[None])
         out_1NHD: Tensor = out[0] if isinstance(out, tuple) else out
         return out_1NHD[0]
 
 
 class BiasedApart:
-    """A kernel that knows no bias, beside one that does: text with a weighted padding row takes the second."""
+    """A kernel for history, which has no bias, beside one for text, which may have one or be of another dtype."""
 
     def __init__(self, plain: Attention, biased: Attention) -> None:
         self._plain = plain
@@ -108,7 +112,7 @@ class BiasedApart:
         self.name = f"{plain.name}, biased {biased.name}"
 
     def __call__(self, q_NHD: Tensor, k_SHD: Tensor, v_SHD: Tensor, *, logit_bias_S: Tensor | None = None) -> Tensor:
-        if logit_bias_S is None:
+        if logit_bias_S is None and q_NHD.dtype == k_SHD.dtype:
             return self._plain(q_NHD, k_SHD, v_SHD)
         return self._biased(q_NHD, k_SHD, v_SHD, logit_bias_S=logit_bias_S)
 
@@ -173,8 +177,9 @@ def _why_not(backend: AttentionBackend, shape: AttentionShape) -> str | None:
         return f"it needs a CUDA device, the model is on {shape.device.type!r}"
     if backend is AttentionBackend.TRITON:
         return None if importlib.util.find_spec("triton") else "the package 'triton' is not installed"
-    if shape.dtype not in (torch.bfloat16, torch.float16):
-        return f"it needs bfloat16 or float16, the model has {shape.dtype}"
+    fits = (*HALF, FP8) if backend is AttentionBackend.FLASH3 else HALF
+    if shape.dtype not in fits:
+        return f"it needs K/V in {' or '.join(str(dtype) for dtype in fits)}, the model has {shape.dtype}"
     if shape.head_dim % 8:
         return f"it needs a head size divisible by 8, the model has {shape.head_dim}"
     if backend is AttentionBackend.FLASH3:
@@ -210,7 +215,7 @@ def _time_all(
 
 
 def _random(shape: AttentionShape, num_tokens: int) -> Tensor:
-    return torch.randn(num_tokens, shape.num_heads, shape.head_dim, dtype=shape.dtype, device=shape.device)
+    return torch.randn(num_tokens, shape.num_heads, shape.head_dim, device=shape.device).to(shape.dtype)
 
 
 def _device_ms(call: Callable[[], object]) -> float:

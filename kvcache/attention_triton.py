@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kvcache.attention import computing_dtype
+
 LOG2_E = 1.4426950408889634
 
 
@@ -51,7 +53,9 @@ def _attention_kernel(
     is_dim = dims < HEAD_DIM
     q_offsets = rows_n.to(tl.int64)[:, None] * q_stride_n + head * q_stride_h + dims[None, :]
     q_mask = (rows_n[:, None] < num_queries) & is_dim[None, :]
-    q = tl.load(q_ptr + q_offsets, mask=q_mask, other=0.0)
+    # float8 is widened to the type of the result: exact, and tensor cores take both alike.
+    computing = out_ptr.dtype.element_ty
+    q = tl.load(q_ptr + q_offsets, mask=q_mask, other=0.0).to(computing)
     largest = tl.full([TILE_N], float("-inf"), tl.float32)
     total = tl.zeros([TILE_N], tl.float32)
     mixed = tl.zeros([TILE_N, PADDED_DIM], tl.float32)
@@ -64,7 +68,7 @@ def _attention_kernel(
         else:
             rows_s = keys.to(tl.int64)
         k_offsets = rows_s[None, :] * k_stride_s + head * k_stride_h + dims[:, None]
-        k = tl.load(k_ptr + k_offsets, mask=is_key[None, :] & is_dim[:, None], other=0.0)
+        k = tl.load(k_ptr + k_offsets, mask=is_key[None, :] & is_dim[:, None], other=0.0).to(computing)
         logits = tl.dot(q, k, input_precision="ieee") * scale_log2
         if HAS_BIAS:
             logits += tl.load(bias_ptr + keys, mask=is_key, other=0.0)[None, :] * 1.4426950408889634
@@ -74,7 +78,7 @@ def _attention_kernel(
         correction = tl.exp2(largest - new_largest)
         total = total * correction + tl.sum(weights, 1)
         v_offsets = rows_s[:, None] * v_stride_s + head * v_stride_h + dims[None, :]
-        v = tl.load(v_ptr + v_offsets, mask=is_key[:, None] & is_dim[None, :], other=0.0)
+        v = tl.load(v_ptr + v_offsets, mask=is_key[:, None] & is_dim[None, :], other=0.0).to(computing)
         mixed = mixed * correction[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
         largest = new_largest
     out = (mixed / total[:, None]).to(out_ptr.dtype.element_ty)
@@ -119,7 +123,7 @@ def _launch(
             raise ValueError(f"{name}: the last dimension must be contiguous, its stride is {tensor.stride(-1)}")
     if logit_bias_S is not None:
         logit_bias_S = logit_bias_S.to(torch.float32).contiguous()
-    out_NHD = torch.empty(q_NHD.shape, dtype=q_NHD.dtype, device=q_NHD.device)
+    out_NHD = torch.empty(q_NHD.shape, dtype=computing_dtype(q_NHD), device=q_NHD.device)
     tile_n, tile_s, num_warps = _tiles(q_NHD, num_keys)
     _attention_kernel[(triton.cdiv(num_queries, tile_n), num_heads)](
         q_NHD,

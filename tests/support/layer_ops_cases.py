@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from kvcache.pool import WritableRows
-from worldmodel.kernels.layer_ops import LayerOps, PlainOps, RowScaled, Update
+from worldmodel.kernels.layer_ops import FP8, LayerOps, PlainOps, RowScaled, Update
 
 PLAIN = PlainOps()
 EPS = 1e-6
@@ -52,13 +52,13 @@ class Draw:
     def factor(self, mean: float, dtype: torch.dtype = torch.float32) -> Tensor:
         return self.tensor(self.case.width, mean=mean, spread=0.5, dtype=dtype)
 
-    def rows(self) -> WritableRows:
+    def rows(self, dtype: torch.dtype | None = None) -> WritableRows:
         """Storage of twice the rows, frames in shuffled places, filled with a mark that must stay elsewhere."""
         case = self.case
         num_places = 2 * case.num_frames + 1
         places = torch.randperm(num_places, generator=self._generator)[: case.num_frames] * case.tokens_per_frame
         shape = (num_places * case.tokens_per_frame, case.num_heads, case.head_dim)
-        marked = torch.full(shape, 7.0, dtype=case.dtype, device=self.device)
+        marked = torch.full(shape, 7.0, device=self.device).to(dtype or case.dtype)
         return WritableRows(
             k_XHD=marked.clone(),
             v_XHD=marked.clone(),
@@ -117,19 +117,16 @@ def check_heads(ops: LayerOps, draw: Draw, tolerance: float) -> None:
     q_weight, k_weight = draw.factor(1.0, case.dtype), draw.factor(1.0, case.dtype)
     angles = draw.tensor(case.num_tokens, case.head_dim // 2, dtype=torch.float32, spread=2.0)
     rotations = torch.stack([angles.cos(), angles.sin()], dim=-1)
-    rows = draw.rows()
-    copy = WritableRows(
-        k_XHD=rows.k_XHD.clone(),
-        v_XHD=rows.v_XHD.clone(),
-        first_rows_F=rows.first_rows_F,
-        tokens_per_frame=rows.tokens_per_frame,
-    )
-    expected_q = PLAIN.heads_to_cache(qkv, q_weight, k_weight, rotations, EPS, rows)
-    got_q = ops.heads_to_cache(qkv, q_weight, k_weight, rotations, EPS, copy)
-    assert distance(got_q, expected_q) < tolerance
-    assert distance(copy.k_XHD, rows.k_XHD) < tolerance
-    assert torch.equal(copy.v_XHD, rows.v_XHD)
-    assert torch.equal(copy.k_XHD == 7.0, rows.k_XHD == 7.0)
+    for dtype, largest in ((case.dtype, tolerance), (FP8, 0.01)):
+        rows = draw.rows(dtype)
+        copy = replace(rows, k_XHD=rows.k_XHD.clone(), v_XHD=rows.v_XHD.clone())
+        expected_q = PLAIN.heads_to_cache(qkv, q_weight, k_weight, rotations, EPS, rows)
+        got_q = ops.heads_to_cache(qkv, q_weight, k_weight, rotations, EPS, copy)
+        assert got_q.dtype == expected_q.dtype == dtype
+        assert distance(got_q, expected_q) < largest
+        assert distance(copy.k_XHD, rows.k_XHD) < largest
+        assert torch.equal(copy.v_XHD.float(), rows.v_XHD.float())
+        assert torch.equal(copy.k_XHD.float() == 7.0, rows.k_XHD.float() == 7.0)
 
 
 def check_rms_norm(ops: LayerOps, draw: Draw, tolerance: float) -> None:

@@ -20,6 +20,8 @@ from kvcache.pool import WritableRows
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = torch.finfo(FP8).max
+SMALLEST_LARGEST = 1e-30
+"""A row whose largest value is below this counts as zeros; keeps scales and their inverses normal numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -75,7 +77,8 @@ class LayerOps(Protocol):
     ) -> Tensor:
         """Return normalised, rotated queries [T, H, K]; write normalised, rotated keys and plain values to `rows`.
 
-        `rotations_TR2` has cosine and sine, float32. The norm is RMS over the whole width.
+        `rotations_TR2` has cosine and sine, float32. The norm is RMS over the whole width. Where `rows` is float8, so
+        are the queries.
         """
         ...
 
@@ -137,9 +140,15 @@ class PlainOps:
         k_THK = _rotate(rms_norm(k_TD, k_weight_D, eps).view(shape_THK), rotations_TR2)
         tokens_P = torch.arange(rows.tokens_per_frame, device=qkv_T3D.device)
         index_T = (rows.first_rows_F[:, None] + tokens_P).flatten()
-        rows.k_XHD.index_copy_(0, index_T, k_THK.to(rows.k_XHD.dtype))
-        rows.v_XHD.index_copy_(0, index_T, v_TD.reshape(shape_THK).to(rows.v_XHD.dtype))
-        return q_THK
+        v_THK = v_TD.reshape(shape_THK)
+        if rows.k_XHD.dtype != FP8:
+            rows.k_XHD.index_copy_(0, index_T, k_THK)
+            rows.v_XHD.index_copy_(0, index_T, v_THK)
+            return q_THK
+        for cache_XHD, new_THK in ((rows.k_XHD, k_THK), (rows.v_XHD, v_THK)):
+            # As bytes: torch has few operations on float8.
+            cache_XHD.view(torch.uint8).index_copy_(0, index_T, to_fp8(new_THK).view(torch.uint8))
+        return to_fp8(q_THK)
 
     def rms_norm(self, x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
         return rms_norm(x_TD, weight_D, eps)
@@ -159,12 +168,16 @@ def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
 
 
 def quantize_rows(x_TD: Tensor) -> RowScaled:
-    """Quantise by row. A row of zeros has the scale of the smallest normal number, not 0."""
+    """Quantise by row. The scale of a row of zeros is not 0."""
     x32_TD = x_TD.float()
-    largest_T1 = x32_TD.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny * FP8_MAX)
-    scales_T1 = largest_T1 / FP8_MAX
-    values_TD = (x32_TD / scales_T1).clamp(-FP8_MAX, FP8_MAX).to(FP8)
-    return RowScaled(values_TD=values_TD, scales_T1=scales_T1)
+    largest_T1 = x32_TD.abs().amax(-1, keepdim=True).clamp_min(SMALLEST_LARGEST)
+    values_TD = to_fp8(x32_TD * (FP8_MAX / largest_T1))
+    return RowScaled(values_TD=values_TD, scales_T1=largest_T1 / FP8_MAX)
+
+
+def to_fp8(x: Tensor) -> Tensor:
+    """Round to float8 e4m3 without a scale; values beyond its range become its ends."""
+    return x.float().clamp(-FP8_MAX, FP8_MAX).to(FP8)
 
 
 def _rotate(x_THK: Tensor, rotations_TR2: Tensor) -> Tensor:

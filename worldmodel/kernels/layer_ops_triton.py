@@ -15,16 +15,16 @@ from kvcache.pool import WritableRows
 from worldmodel.kernels.layer_ops import FP8, RowScaled, Update
 
 FP8_MAX = tl.constexpr(448.0)
-SMALLEST = tl.constexpr(448.0 * 1.1754943508222875e-38)
+SMALLEST = tl.constexpr(1e-30)
 
 
 @triton.jit
 def _store_quantized(out_ptr, scales_ptr, row, columns, x, mask, width):
     largest = tl.maximum(tl.max(tl.where(mask, tl.abs(x), 0.0), 0), SMALLEST)
-    scale = largest / FP8_MAX
-    values = tl.minimum(tl.maximum(x / scale, -FP8_MAX), FP8_MAX)
+    factor = FP8_MAX / largest
+    values = tl.minimum(tl.maximum(x * factor, -FP8_MAX), FP8_MAX)
     tl.store(out_ptr + row * width + columns, values.to(tl.float8e4nv), mask=mask)
-    tl.store(scales_ptr + row, scale)
+    tl.store(scales_ptr + row, largest / FP8_MAX)
 
 
 @triton.jit
@@ -87,36 +87,44 @@ def _heads_kernel(
     v_ptr,
     width,
     tokens_per_frame,
-    num_pairs,
+    head_dim,
     eps,
-    PADDED_PAIRS: tl.constexpr,
+    PADDED_WIDTH: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
-    # Pairs of one row: element 2i is rotated with element 2i + 1.
-    pairs = tl.arange(0, PADDED_PAIRS)
-    columns = 2 * pairs[:, None] + tl.arange(0, 2)[None, :]
+    columns = tl.arange(0, PADDED_WIDTH)
     mask = columns < width
     stored = tl.load(qkv_ptr + token * 3 * width + part * width + columns, mask=mask, other=0.0)
     cache_row = tl.load(first_rows_ptr + token // tokens_per_frame) + token % tokens_per_frame
     if part == 2:
-        tl.store(v_ptr + cache_row * width + columns, stored.to(v_ptr.dtype.element_ty), mask=mask)
+        tl.store(v_ptr + cache_row * width + columns, _narrow(stored, v_ptr), mask=mask)
     else:
         x = stored.to(tl.float32)
-        inverse = tl.rsqrt(tl.sum(tl.sum(x * x, 1), 0) / width + eps)
+        inverse = tl.rsqrt(tl.sum(x * x, 0) / width + eps)
         weight_ptr = q_weight_ptr if part == 0 else k_weight_ptr
         weight = tl.load(weight_ptr + columns, mask=mask, other=0.0).to(tl.float32)
         rounded = (x * inverse).to(stored.dtype).to(tl.float32)
         normed = (rounded * weight).to(stored.dtype).to(tl.float32)
-        even, odd = tl.split(normed)
-        angle = token * 2 * num_pairs + 2 * (pairs % num_pairs)
-        cos = tl.load(rotations_ptr + angle)
-        sin = tl.load(rotations_ptr + angle + 1)
-        rotated = tl.join(even * cos - odd * sin, even * sin + odd * cos)
+        # Element 2i is rotated with element 2i + 1; the table has cosine and sine in the same places.
+        turn = tl.load(rotations_ptr + token * head_dim + columns % head_dim)
+        even, odd = tl.split(tl.reshape(normed, (PADDED_WIDTH // 2, 2)))
+        cos, sin = tl.split(tl.reshape(turn, (PADDED_WIDTH // 2, 2)))
+        pairs = tl.join(even * cos - odd * sin, even * sin + odd * cos)
+        # Rounded as an unfused layer stores it, whatever the cache holds.
+        rotated = tl.reshape(pairs, (PADDED_WIDTH,)).to(stored.dtype)
         if part == 0:
-            tl.store(q_out_ptr + token * width + columns, rotated.to(q_out_ptr.dtype.element_ty), mask=mask)
+            tl.store(q_out_ptr + token * width + columns, _narrow(rotated, q_out_ptr), mask=mask)
         else:
-            tl.store(k_ptr + cache_row * width + columns, rotated.to(k_ptr.dtype.element_ty), mask=mask)
+            tl.store(k_ptr + cache_row * width + columns, _narrow(rotated, k_ptr), mask=mask)
+
+
+@triton.jit
+def _narrow(x, out_ptr):
+    """Convert to what a pointer points to; float8 is clamped to its range first."""
+    if out_ptr.dtype.element_ty == tl.float8e4nv:
+        x = tl.minimum(tl.maximum(x.to(tl.float32), -FP8_MAX), FP8_MAX)
+    return x.to(out_ptr.dtype.element_ty)
 
 
 @triton.jit
@@ -213,7 +221,9 @@ class TritonOps:
         _, num_heads, head_dim = rows.k_XHD.shape
         _require_contiguous(qkv_T3D=qkv_T3D, q_weight_D=q_weight_D, k_weight_D=k_weight_D, k_XHD=rows.k_XHD)
         _require_contiguous(rotations_TR2=rotations_TR2, first_rows_F=rows.first_rows_F, v_XHD=rows.v_XHD)
-        q_THK = torch.empty((num_tokens, num_heads, head_dim), dtype=qkv_T3D.dtype, device=qkv_T3D.device)
+        # float8 keys are met by float8 queries.
+        q_dtype = FP8 if rows.k_XHD.dtype == FP8 else qkv_T3D.dtype
+        q_THK = torch.empty((num_tokens, num_heads, head_dim), dtype=q_dtype, device=qkv_T3D.device)
         _heads_kernel[(num_tokens, 3)](
             qkv_T3D,
             q_weight_D,
@@ -225,9 +235,9 @@ class TritonOps:
             rows.v_XHD,
             width,
             rows.tokens_per_frame,
-            head_dim // 2,
+            head_dim,
             eps,
-            PADDED_PAIRS=triton.next_power_of_2(width // 2),
+            PADDED_WIDTH=triton.next_power_of_2(width),
             num_warps=_num_warps(width),
         )
         return q_THK

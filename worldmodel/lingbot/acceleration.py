@@ -58,7 +58,7 @@ def _attention_shape(transformer: LingBotTransformer, kv: KVSpec) -> AttentionSh
         num_keys=visible * kv.tokens_per_latent_frame,
         num_heads=config.num_heads,
         head_dim=config.head_dim,
-        dtype=transformer.plan.linear,
+        dtype=transformer.plan.kv,
         device=transformer.device,
     )
 

@@ -52,6 +52,8 @@ class FusedForward:
 
     def _fuse(self, layer: Layer) -> FusedLayer:
         attention, cross = layer.self_attn, layer.cross_attn
+        if self._transformer.plan.quantizes_kv:
+            balance_values(attention.v, attention.o, attention.num_heads)
         qkv = self._linear(*fold_weights(attention.q, attention.k, attention.v))
         fused = FusedLayer(
             qkv=qkv,
@@ -181,6 +183,21 @@ class FusedForward:
 
     def _linear_input(self, x_TD: Tensor) -> Tensor | RowScaled:
         return self._ops.quantize(x_TD) if self._is_quantized else x_TD
+
+
+def balance_values(value: nn.Linear, output: nn.Linear, num_heads: int) -> None:
+    """Give the values of every head a size near 1, so that float8 without a scale holds them; the output undoes it.
+
+    The factor of a head is a power of two, so that nothing is rounded. It follows from the length of the rows of the
+    weight: inputs are normalised, so that this is the size of what comes out.
+    """
+    rows_HKD = value.weight.detach().float().unflatten(0, (num_heads, -1))
+    size_H = rows_HKD.square().sum(-1).mean(-1).sqrt()
+    factor_H = torch.exp2(-torch.log2(size_H.clamp_min(1e-6)).round())
+    factor_N1 = factor_H.repeat_interleave(rows_HKD.shape[1])[:, None].to(value.weight.dtype)
+    value.weight.data = value.weight.data * factor_N1
+    value.bias.data = value.bias.data * factor_N1[:, 0]
+    output.weight.data = output.weight.data / factor_N1.t()
 
 
 def _real_rotations(inputs: ChunkInputs) -> Tensor:

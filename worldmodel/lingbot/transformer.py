@@ -19,6 +19,7 @@ from torch import nn
 
 from kvcache.spec import CrossStoreSpec, KVSpec
 from kvcache.transaction import ChunkTransaction, LayerKV
+from worldmodel.kernels.layer_ops import to_fp8
 from worldmodel.lingbot.transformer_config import TransformerConfig
 from worldmodel.wan.layers import (
     PATCH,
@@ -26,6 +27,7 @@ from worldmodel.wan.layers import (
     layer_norm,
     patchify,
     sinusoid,
+    to_device,
     unpatchify,
 )
 from worldmodel.wan.precision import PrecisionPlan, precision_plan
@@ -103,7 +105,7 @@ def kv_geometry(
         latent_frames_per_chunk=config.latent_frames_per_chunk,
         sink_latent_frames=config.sink_latent_frames,
         window_latent_frames=config.window_latent_frames,
-        element_bytes=plan.linear.itemsize,
+        element_bytes=plan.kv.itemsize,
         cross_stores=(CrossStoreSpec(name=TEXT_STORE, num_tokens=config.text_rows, num_heads=config.num_heads),),
         requested_sessions=requested_sessions,
         model_owned_bytes=model_owned_bytes,
@@ -277,6 +279,8 @@ class LingBotTransformer(nn.Module):
             logit_bias_L = torch.zeros(num_rows + 1, dtype=torch.float32, device=self.device)
             logit_bias_L[-1] = math.log(num_padding)
         key_values = [layer.cross_attn.key_value(text_LD) for layer in self.layers]
+        if self.plan.quantizes_kv:
+            key_values = [(to_fp8(key), to_fp8(value)) for key, value in key_values]
         chunk.cross_store(TEXT_STORE).publish(key_values, logit_bias_L=logit_bias_L)
 
     def embed_text(self, rows_LC: torch.Tensor) -> torch.Tensor:
@@ -304,12 +308,14 @@ class LingBotTransformer(nn.Module):
         """
         _, num_latent_frames, latent_height, latent_width = condition_CFYX.shape
         camera_TD = self.camera_tokens(projected_rays_TD.to(self.plan.linear))
+        # Enqueued before the rotations are computed, so that a device works while the host does.
+        camera = tuple(layer.camera_modulation(camera_TD) for layer in self.layers)
         table = self._rope_table(latent_height // PATCH, latent_width // PATCH)
-        rotations = table.rotations(first_latent_frame, num_latent_frames)
+        rotations = table.rotations(first_latent_frame, num_latent_frames).to(self.plan.rope)
         return ChunkInputs(
             condition_features=patchify(condition_CFYX.to(self.plan.linear)),
-            camera=tuple(layer.camera_modulation(camera_TD) for layer in self.layers),
-            rotations=rotations.to(self.device, self.plan.rope),
+            camera=camera,
+            rotations=to_device(rotations, self.device),
             num_latent_frames=num_latent_frames,
             latent_height=latent_height,
             latent_width=latent_width,

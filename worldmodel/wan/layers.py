@@ -88,3 +88,10 @@ def unpatchify(x_TO: torch.Tensor, *, num_frames: int, latent_height: int, laten
     channels = x_TO.shape[-1] // (PATCH * PATCH)
     split = x_TO.reshape(num_frames, latent_height // PATCH, latent_width // PATCH, PATCH, PATCH, channels)
     return split.permute(5, 0, 1, 3, 2, 4).reshape(channels, num_frames, latent_height, latent_width)
+
+
+def to_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Copy a tensor of the host to a device without making the host wait for what the device has to do before."""
+    if device.type != "cuda":
+        return host.to(device)
+    return host.pin_memory().to(device, non_blocking=True)

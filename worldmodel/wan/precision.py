@@ -5,8 +5,10 @@
     bf16       bfloat16                   bfloat16           float32           bfloat16    bfloat16
     official   bfloat16                   float32            float64           float32     bfloat16
     fp8        bfloat16, see below        bfloat16           float32           bfloat16    bfloat16
+    fp8_kv     bfloat16, see below        bfloat16           float32           bfloat16    bfloat16
 
-In `fp8` the six large linears of a layer multiply float8 e4m3 numbers, with one scale per output and one per token.
+In `fp8` the six large linears of a layer multiply float8 e4m3 numbers, with one scale per output and one per token. In
+`fp8_kv` also keys, values and the queries of self-attention are float8.
 Statistics of every norm, modulation, time path and head are float32 in all plans: they cost nothing. Their weights
 still hold values rounded to the format of the linears. `official` rounds wherever the official code does, also where
 its residual stream would not need it. Source: LingBot-World v2 official code, wan/modules/model_fast.py.
@@ -25,7 +27,8 @@ class PrecisionPlan:
 
     `rounds_as_official`: round three more values to the format of the linears, as the official code happens to do: the
     first layer's norm before its modulation, the camera's factor 1 + scale, and the camera's rays. `quantizes_linears`:
-    the large linears of the layers are float8, made from weights in the format of `linear` at load.
+    the large linears of the layers are float8, made from weights in the format of `linear` at load. `quantizes_kv`:
+    stored keys and values are float8.
     """
 
     name: str
@@ -36,6 +39,12 @@ class PrecisionPlan:
     text_encoder: torch.dtype
     rounds_as_official: bool = False
     quantizes_linears: bool = False
+    quantizes_kv: bool = False
+
+    @property
+    def kv(self) -> torch.dtype:
+        """Format of stored keys and values."""
+        return torch.float8_e4m3fn if self.quantizes_kv else self.linear
 
 
 PLANS: tuple[PrecisionPlan, ...] = (
@@ -72,6 +81,16 @@ PLANS: tuple[PrecisionPlan, ...] = (
         vae=torch.bfloat16,
         text_encoder=torch.bfloat16,
         quantizes_linears=True,
+    ),
+    PrecisionPlan(
+        name="fp8_kv",
+        linear=torch.bfloat16,
+        residual=torch.bfloat16,
+        rope=torch.complex64,
+        vae=torch.bfloat16,
+        text_encoder=torch.bfloat16,
+        quantizes_linears=True,
+        quantizes_kv=True,
     ),
 )
 

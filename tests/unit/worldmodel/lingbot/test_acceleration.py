@@ -1,0 +1,66 @@
+"""What a worker on a CPU computes with, what it says about it, and wishes that can't be met."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kvcache.attention import TorchAttention
+from kvcache.spec import KVSpec
+from tests.support.lingbot_network import transformer, transformer_config
+from worldmodel.errors import LoadFailed
+from worldmodel.lingbot.acceleration import Acceleration, accelerate
+from worldmodel.lingbot.config import LingBotOptions
+from worldmodel.lingbot.fused_forward import FusedForward
+from worldmodel.lingbot.transformer import LingBotTransformer, kv_geometry
+
+
+def build(precision: str = "fp32", **options: str) -> tuple[Acceleration, LingBotTransformer]:
+    model = transformer(transformer_config(visible_latent_frames=6), precision)
+    spec: KVSpec = kv_geometry(model.config, model.plan, latent_height=4, latent_width=6)
+    parsed = LingBotOptions.from_json(json.dumps(options).encode())
+    return accelerate(model, parsed, spec), model
+
+
+def test_a_cpu_takes_torch_and_the_layers_as_written() -> None:
+    found, model = build()
+    assert found.forward is model
+    assert isinstance(found.attention, TorchAttention)
+    assert found.description == "torch_sdpa; layers unfused"
+
+
+def test_the_plain_fused_order_can_be_chosen() -> None:
+    found, _ = build(layer_operations="plain")
+    assert isinstance(found.forward, FusedForward)
+    assert found.description == "torch_sdpa; layers plain"
+
+
+@pytest.mark.parametrize("precision", ["fp8", "fp8_kv"])
+def test_float8_is_said_and_runs_fused_only(precision: str) -> None:
+    found, _ = build(precision)
+    assert isinstance(found.forward, FusedForward)
+    assert found.description == "torch_sdpa; layers plain with float8 linears"
+    with pytest.raises(LoadFailed, match=rf"the precision '{precision}' has no unfused form") as failed:
+        build(precision, layer_operations="unfused")
+    assert failed.value.field == "layer_operations"
+
+
+@pytest.mark.parametrize("backend", ["flash3", "sdpa_flash", "sdpa_cudnn", "triton"])
+def test_a_backend_that_needs_a_gpu_stops_the_start(backend: str) -> None:
+    with pytest.raises(LoadFailed, match=rf"attention '{backend}' can't be used: it needs a CUDA device") as failed:
+        build(attention=backend)
+    assert failed.value.field == "attention"
+
+
+def test_triton_operations_stop_the_start_on_a_cpu() -> None:
+    with pytest.raises(LoadFailed, match=r"layer operations 'triton' can't be used") as failed:
+        build(layer_operations="triton")
+    assert failed.value.field == "layer_operations"
+
+
+def test_the_official_plan_runs_as_written_and_refuses_anything_else() -> None:
+    found, model = build("official")
+    assert found.forward is model
+    with pytest.raises(LoadFailed, match=r"don't round as the precision 'official' says"):
+        build("official", layer_operations="plain")
