@@ -1,9 +1,9 @@
 """Time the parts of a full-size LingBot-World v2 chunk one by one against the roofline of the same device.
 
-    python benchmarks/parts.py --groups roofline linear attention layer conv --json parts.json
+    python benchmarks/parts.py --groups roofline linear attention layer conv decode --json parts.json
 
-Each part runs on random data. The median of CUDA event times is reported with the rates of arithmetic and of memory that
-it means; the ceilings are those of a large bf16 matrix product and a large copy, measured in the same run.
+Each part runs on random data. The median of CUDA event times is reported with the rates of arithmetic and of memory
+that it means; the ceilings are those of a large bf16 matrix product and a large copy, measured in the same run.
 """
 
 from __future__ import annotations
@@ -22,9 +22,13 @@ from torch.nn import functional
 from kvcache.attention import Attention, TorchAttention
 from kvcache.attention_backends import AttentionBackend, AttentionShape, available_backends, choose_attention
 from kvcache.pool import WritableRows
+from worldmodel.checkpoint.random_weights import RandomWeights, fill_random
 from worldmodel.kernels.choice import OpsChoice, create_ops
 from worldmodel.kernels.layer_ops import LayerOps, PlainOps, Update
 from worldmodel.kernels.linears import Fp8Linear, HighLinear
+from worldmodel.lingbot.published import vae_config
+from worldmodel.wan.pixels import to_yuv420
+from worldmodel.wan.vae import ConvPath, VAECache, WanVAE
 
 TOKENS, WIDTH, HEADS, HEAD_DIM, FFN = 4680, 5120, 40, 128, 13824
 KEYS, TEXT_ROWS, PROMPT_ROWS = 28080, 512, 121
@@ -259,13 +263,43 @@ def _three_convs(x_BTHWC: Tensor, weight: Tensor, bias: Tensor) -> Callable[[], 
     return call
 
 
+def decode_parts() -> Iterator[Part]:
+    """The whole VAE on a steady chunk, with random weights, by convolution path; cuDNN with and without its search."""
+    latents, frames = random(1, 16, 3, 60, 104), random(1, 3, 12, 480, 832)
+    for path, searches in ((ConvPath.FOLDED, False), (ConvPath.FUSED, False), (ConvPath.FUSED, True)):
+        vae = _random_vae(path)
+        torch.backends.cudnn.benchmark = searches
+        _, decoder_cache = vae.decode(latents)
+        _, encoder_cache = vae.encode(frames[:, :, :9])
+        name = f"{path.value}{', cuDNN searches' if searches else ''}"
+
+        def decode(vae: WanVAE = vae, cache: VAECache = decoder_cache) -> object:
+            return vae.decode(latents, cache)
+
+        def encode(vae: WanVAE = vae, cache: VAECache = encoder_cache) -> object:
+            return vae.encode(frames, cache)
+
+        yield _part("decode", f"decode 12 frames, {name}", 40.65e12, 0, decode)
+        yield _part("decode", f"encode 12 frames, {name}", 24.15e12, 0, encode)
+    torch.backends.cudnn.benchmark = False
+    yield _part("decode", "YUV of 12 frames", 0, 12 * 480 * 832 * 7.5, lambda: to_yuv420(frames[0]))
+
+
+def _random_vae(path: ConvPath) -> WanVAE:
+    vae = WanVAE.from_config(dict(vae_config(base_dim=96)))
+    fill_random(vae, RandomWeights(seed=5, device=DEVICE), dtype=BF16, device=DEVICE)
+    vae = vae.to(DEVICE)
+    vae.fold_weights(path)
+    return vae
+
+
 def _part(group: str, name: str, flop: float, moved_bytes: float, call: Callable[[], object]) -> Part:
     return Part(group=group, name=name, tflop=flop / 1e12, gigabytes=moved_bytes / 1e9, call=call)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = ("roofline", "linear", "attention", "layer", "conv")
+    names = ("roofline", "linear", "attention", "layer", "conv", "decode")
     parser.add_argument("--groups", nargs="+", choices=names, default=names, help="what to time (default all)")
     parser.add_argument("--repeats", type=int, default=20, help="timed calls of each part (default 20)")
     parser.add_argument("--json", type=Path, help="write everything here")
@@ -278,6 +312,7 @@ def main() -> None:
         "attention": attention_parts,
         "layer": lambda: layer_parts(ops),
         "conv": conv_parts,
+        "decode": decode_parts,
     }
     results: list[Timed] = []
     for group in arguments.groups:
