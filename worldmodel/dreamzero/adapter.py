@@ -15,10 +15,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kvcache.attention import TorchAttention
+from kvcache.attention import Attention
 from kvcache.spec import KVSpec
 from kvcache.transaction import ChunkTransaction
 from worldmodel.adapter import NO_ARRAYS, Arrays, GeneratedChunk, ModelSpec, ProgressFn, SessionOpening
+from worldmodel.dreamzero.acceleration import accelerate
 from worldmodel.dreamzero.config import DreamZeroOptions
 from worldmodel.dreamzero.embodiments import KEY_PREFIX, NEGATIVE_PROMPT
 from worldmodel.dreamzero.frames import CALL_FRAMES, FIRST_CALL_FRAMES
@@ -82,6 +83,7 @@ class DreamZeroAdapter:
         self._device = model.transformer.device
         self._requested_sessions = config.requested_sessions
         self._picture_size = model.sizes.picture_size or (config.height, config.width)
+        self._view_size = (config.height // 2, config.width // 2)
         self._latent_size = self._check_sizes(config)
         self._observations = ObservationReader(model.robot, height=config.height, width=config.width)
         self._prompts = PromptEncoder(model.text_encoder)
@@ -93,8 +95,12 @@ class DreamZeroAdapter:
             self._device,
         )
         with torch.inference_mode():
+            self._acceleration = accelerate(model, options, self.kv_spec())
             self._sampler = DreamZeroSampler(
-                model.transformer, skipping_rule(options), final_noise=model.sizes.final_noise
+                model.transformer,
+                skipping_rule(options),
+                forward=self._acceleration.forward,
+                final_noise=model.sizes.final_noise,
             )
             self._negative = self._prompts.encode(NEGATIVE_PROMPT)
         self._spec = self._describe(config)
@@ -133,7 +139,7 @@ class DreamZeroAdapter:
             chunk_media_frames=0,
             parameters=self._model.num_parameters,
             precision=self._transformer.plan.name,
-            attention_backend=TorchAttention.name,
+            attention_backend=self._acceleration.description,
             checkpoint_digest=self._model.digest,
             noise_layout="per_call",
             sampler=f"unipc, {steps}" + ("" if sizes.final_noise is None else ", decoupled"),
@@ -154,9 +160,13 @@ class DreamZeroAdapter:
             self._transformer.plan,
             latent_size=self._latent_size,
             picture_size=self._picture_size,
-            view_size=(self._spec.height // 2, self._spec.width // 2),
+            view_size=self._view_size,
             requested_sessions=self._requested_sessions,
         )
+
+    def attention(self) -> Attention:
+        """Return the attention chosen at load."""
+        return self._acceleration.attention
 
     # ------------------------------------------------------------ sessions
 
@@ -269,7 +279,7 @@ class DreamZeroAdapter:
 
     def _commit(self, latents_CFYX: Tensor, condition_CFYX: Tensor | None, chunk: ChunkTransaction) -> None:
         inputs = self._frame_inputs(condition_CFYX, chunk.first_latent_frame, latents_CFYX.shape[1])
-        self._transformer.commit(latents_CFYX, self._sampler.commit_time, inputs, chunk)
+        self._sampler.commit(latents_CFYX, inputs, chunk)
 
     # ------------------------------------------------------------ what comes next
 

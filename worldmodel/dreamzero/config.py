@@ -31,6 +31,26 @@ class StepSkipping(StrEnum):
     DYNAMIC = "dynamic"
 
 
+class AttentionChoice(StrEnum):
+    """Which kernel computes attention. AUTO times those that are available at load and takes the fastest."""
+
+    AUTO = "auto"
+    TORCH_SDPA = "torch_sdpa"
+    SDPA_FLASH = "sdpa_flash"
+    SDPA_CUDNN = "sdpa_cudnn"
+    FLASH3 = "flash3"
+    TRITON = "triton"
+
+
+class LayerOperations(StrEnum):
+    """How a layer's small operations are computed. AUTO: fused by Triton where that runs, else as written."""
+
+    AUTO = "auto"
+    UNFUSED = "unfused"
+    PLAIN = "plain"
+    TRITON = "triton"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DreamZeroOptions:
     """Everything about the model that a configuration file may choose.
@@ -46,6 +66,8 @@ class DreamZeroOptions:
     computed_steps: int = 8
     noise_seed: int | None = OFFICIAL_SEED
     prompt_template: str | None = None
+    attention: AttentionChoice = AttentionChoice.AUTO
+    layer_operations: LayerOperations = LayerOperations.AUTO
 
     @classmethod
     def from_json(cls, data: bytes) -> DreamZeroOptions:
@@ -72,20 +94,22 @@ def parse_options(options: dict[str, object]) -> bytes:
 def _read_options(value: object) -> DreamZeroOptions:
     options = _READER.read_object(value, "", known=tuple(DreamZeroOptions.__dataclass_fields__))
     defaults = DreamZeroOptions()
-    skipping = _READER.read_choice(
-        options.get("step_skipping", defaults.step_skipping.value),
-        "step_skipping",
-        [str(each) for each in StepSkipping],
-    )
+
+    def word(key: str, choices: type[StrEnum]) -> str:
+        default = str(getattr(defaults, key))
+        return _READER.read_choice(options.get(key, default), key, [str(each) for each in choices])
+
     return DreamZeroOptions(
         embodiment=_READER.read_choice(
             options.get("embodiment", defaults.embodiment), "embodiment", [entry.tag for entry in EMBODIMENTS]
         ),
         tokenizer=_text(options, "tokenizer", MAX_PATH_CHARS),
-        step_skipping=StepSkipping(skipping),
+        step_skipping=StepSkipping(word("step_skipping", StepSkipping)),
         computed_steps=_computed_steps(options.get("computed_steps", defaults.computed_steps)),
         noise_seed=_noise_seed(options.get("noise_seed", defaults.noise_seed)),
         prompt_template=_template(options),
+        attention=AttentionChoice(word("attention", AttentionChoice)),
+        layer_operations=LayerOperations(word("layer_operations", LayerOperations)),
     )
 
 

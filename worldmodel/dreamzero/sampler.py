@@ -11,10 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from kvcache.transaction import BranchedLayerKV
 from worldmodel.dreamzero.config import DreamZeroOptions
 from worldmodel.dreamzero.config import StepSkipping as SkippingRule
 from worldmodel.dreamzero.noise import Noise
@@ -36,6 +38,16 @@ GUIDANCE = 5.0
 COMMIT_TIMESTEP = 0
 
 
+class Forward(Protocol):
+    """The forwards of the network: the transformer's own, or equal ones that are faster."""
+
+    def commit(self, x_CFYX: Tensor, time: TimeConstants, inputs: FrameInputs, chunk: BranchedLayerKV) -> None: ...
+
+    def velocity(
+        self, x_CFYX: Tensor, action_NA: Tensor, step: StepTime, inputs: FrameInputs, draft: DraftKV
+    ) -> Velocity: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sample:
     """What a call predicts, float32: latents of the next frames, and the normalised actions until then."""
@@ -54,21 +66,27 @@ def skipping_rule(options: DreamZeroOptions) -> Callable[[], StepSkipping]:
 
 
 class DreamZeroSampler:
-    """Denoise one call. `final_noise`: where the video's noise ends if it is decoupled from that of the actions."""
+    """Denoise calls.
+
+    `forward` runs the network, None: the transformer itself. `final_noise` is where the video's noise ends if it is
+    decoupled from that of the actions.
+    """
 
     def __init__(
         self,
         transformer: DreamZeroTransformer,
         new_skipping: Callable[[], StepSkipping],
         *,
+        forward: Forward | None = None,
         final_noise: float | None = None,
     ) -> None:
         self._transformer = transformer
+        self._forward: Forward = transformer if forward is None else forward
         self._new_skipping = new_skipping
         self._video = UniPC(noise_levels(NUM_STEPS, SHIFT, final_noise=final_noise))
         self._action = UniPC(noise_levels(NUM_STEPS, SHIFT))
         self._times = self._all_times()
-        self.commit_time = transformer.time_constants(COMMIT_TIMESTEP)
+        self._commit_time = transformer.time_constants(COMMIT_TIMESTEP)
 
     def _all_times(self) -> tuple[StepTime, ...]:
         """Derive the constants of every step once; a timestep that occurs twice is derived once."""
@@ -79,6 +97,10 @@ class DreamZeroSampler:
         }
         return tuple(self._transformer.step_time(constants[video], constants[action]) for video, action in pairs)
 
+    def commit(self, latents_CFYX: Tensor, inputs: FrameInputs, chunk: BranchedLayerKV) -> None:
+        """Store K and V of observed latents."""
+        self._forward.commit(latents_CFYX, self._commit_time, inputs, chunk)
+
     def denoise(self, noise: Noise, inputs: FrameInputs, draft: DraftKV) -> Sample:
         """Return the prediction of one call. K and V of the noisy frames go to `draft`."""
         skipping = self._new_skipping()
@@ -88,7 +110,7 @@ class DreamZeroSampler:
         num_computed = 0
         for step in range(NUM_STEPS):
             if skipping.runs(step):
-                velocity = self._transformer.velocity(video.sample, action.sample, self._times[step], inputs, draft)
+                velocity = self._forward.velocity(video.sample, action.sample, self._times[step], inputs, draft)
                 guided_CFYX, action_flow_NA = guide(velocity), velocity.action_NA
                 skipping.computed(guided_CFYX)
                 num_computed += 1

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-import yaml
-
 from worldmodel.dreamzero.normalize import NormalizationMode
 
 MAX_CONFIG_BYTES = 4 * 1024 * 1024
@@ -45,6 +43,9 @@ def read_training_config(file: Path, tag: str, problems: list[str]) -> TrainingC
     """Read the settings of one embodiment. A missing file has none; appends to `problems` what contradicts itself."""
     if not file.is_file():
         return TrainingConfig()
+    # Imported here, so that a model made without a checkpoint needs no YAML library.
+    import yaml
+
     content = file.read_bytes()
     if len(content) > MAX_CONFIG_BYTES:
         problems.append(f"{file.name}: longer than {MAX_CONFIG_BYTES} bytes")

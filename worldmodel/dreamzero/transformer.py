@@ -21,6 +21,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from kvcache.pool import WritableRows
 from kvcache.spec import AtWindow, Branch, CrossStoreSpec, KVSpec
 from kvcache.transaction import BranchedLayerKV
 from worldmodel.dreamzero.transformer_config import TransformerConfig
@@ -53,6 +54,8 @@ class DraftKV(BranchedLayerKV, Protocol):
     """K/V of a forward with action and state tokens; `kvcache.draft.ChunkDraft`."""
 
     def write_registers_all(self, layer: int, k_BRHD: Tensor, v_BRHD: Tensor) -> None: ...
+
+    def rows_to_write_all(self, layer: int, num_registers: int = 0) -> WritableRows: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,7 +266,7 @@ class DreamZeroTransformer(nn.Module):
 
     def commit(self, x_CFYX: Tensor, time: TimeConstants, inputs: FrameInputs, chunk: BranchedLayerKV) -> None:
         """Store K and V of observed frames in every layer and branch."""
-        h_1VD = self._embed_video(x_CFYX, inputs)[None]
+        h_1VD = self.embed_video(x_CFYX, inputs)[None]
         segments = (Segment(rows=slice(0, h_1VD.shape[1]), time=time),)
         last = len(self.layers) - 1
         for index in range(last):
@@ -275,30 +278,29 @@ class DreamZeroTransformer(nn.Module):
         self, x_CFYX: Tensor, action_NA: Tensor, step: StepTime, inputs: FrameInputs, draft: DraftKV
     ) -> Velocity:
         """Predict the flow of noisy latents and actions. K and V go to `draft`, over those of the step before."""
-        h_BTD, segments = self._embed_draft(x_CFYX, action_NA, step, inputs)
+        h_BTD = self.embed_draft(x_CFYX, action_NA, step, inputs)[None]
+        segments = _draft_segments(step, inputs.num_video_tokens, h_BTD.shape[1])
         for index in range(len(self.layers)):
             h_BTD = self._run_layer(index, h_BTD, inputs, segments, draft, registers=draft)
+        return self.read_out(h_BTD, step.video, action_NA.shape[0], inputs)
+
+    def read_out(self, h_BTD: Tensor, time: TimeConstants, num_actions: int, inputs: FrameInputs) -> Velocity:
+        """Turn the residual stream behind the last layer into flows; `time` is that of the video."""
         first_action = inputs.num_video_tokens
-        actions_ND = h_BTD[POSITIVE, first_action : first_action + action_NA.shape[0]]
+        actions_ND = h_BTD[POSITIVE, first_action : first_action + num_actions]
         return Velocity(
-            video_BCFYX=self._video_flow(h_BTD[:, :first_action], step.video, inputs),
+            video_BCFYX=self._video_flow(h_BTD[:, :first_action], time, inputs),
             action_NA=self.action_decoder(actions_ND.to(self.plan.linear)).float(),
         )
 
-    def _embed_draft(
-        self, x_CFYX: Tensor, action_NA: Tensor, step: StepTime, inputs: FrameInputs
-    ) -> tuple[Tensor, tuple[Segment, ...]]:
+    def embed_draft(self, x_CFYX: Tensor, action_NA: Tensor, step: StepTime, inputs: FrameInputs) -> Tensor:
+        """Return the tokens of a draft [T, D]: video, actions, state."""
         assert inputs.state_1D is not None, "a draft needs the robot's state"
         actions_ND = self.action_encoder(action_NA.to(self.plan.linear), step.action_encoding_D)
-        tokens = [self._embed_video(x_CFYX, inputs), actions_ND, inputs.state_1D]
-        h_1TD = torch.cat([token.to(self.plan.residual) for token in tokens])[None]
-        num_video, num_tokens = inputs.num_video_tokens, h_1TD.shape[1]
-        if step.video is step.action:
-            return h_1TD, (Segment(rows=slice(0, num_tokens), time=step.video),)
-        video = Segment(rows=slice(0, num_video), time=step.video)
-        return h_1TD, (video, Segment(rows=slice(num_video, num_tokens), time=step.action))
+        tokens = [self.embed_video(x_CFYX, inputs), actions_ND, inputs.state_1D]
+        return torch.cat([token.to(self.plan.residual) for token in tokens])
 
-    def _embed_video(self, x_CFYX: Tensor, inputs: FrameInputs) -> Tensor:
+    def embed_video(self, x_CFYX: Tensor, inputs: FrameInputs) -> Tensor:
         """Return video tokens [V, D]."""
         features = patchify(x_CFYX.to(self.plan.linear))
         if inputs.condition is not None:
@@ -356,3 +358,11 @@ class DreamZeroTransformer(nn.Module):
                 for patches_VO in patches_BVO.unbind(0)
             ]
         )
+
+
+def _draft_segments(step: StepTime, num_video_tokens: int, num_tokens: int) -> tuple[Segment, ...]:
+    """Cut a draft's tokens by timestep: one segment, or two if the noise of video and actions is decoupled."""
+    if step.video is step.action:
+        return (Segment(rows=slice(0, num_tokens), time=step.video),)
+    video = Segment(rows=slice(0, num_video_tokens), time=step.video)
+    return (video, Segment(rows=slice(num_video_tokens, num_tokens), time=step.action))

@@ -35,7 +35,6 @@ from worldmodel.dreamzero.transformer import DreamZeroTransformer
 from worldmodel.dreamzero.wide_vae import WideObservationVAE
 from worldmodel.messages import LoadStage
 from worldmodel.wan.precision import PrecisionPlan
-from worldmodel.wan.text_encoder import TextCleaning, load_text_encoder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -73,6 +72,9 @@ def load_model(
         LoadFailed: for a checkpoint that is damaged, of another model, or at odds with itself or with `options`; it
             names everything found.
     """
+    # Imported here, so that a model made without a checkpoint needs no tokenizer library.
+    from worldmodel.wan.text_encoder import TextCleaning, load_text_encoder
+
     progress(LoadStage.CHECKPOINT, 0.0, "")
     checkpoint, robot = read_checkpoint(path, options)
     modules = empty_modules(checkpoint.sizes)
