@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from kvcache.attention import Attention
     from kvcache.cross_store import CrossStore
-    from kvcache.pool import BoundChunk
+    from kvcache.pool import BoundChunk, WritableRows
 
 
 class FindCrossStore(Protocol):
@@ -77,6 +77,21 @@ class ChunkDraft:
         for slot, (k_RHD, v_RHD) in enumerate(pairs):
             self._bound.write_registers(layer, slot, k_RHD, v_RHD)
         self._num_registers[layer] = num_registers
+
+    def rows_to_write_all(self, layer: int, num_registers: int = 0) -> WritableRows:
+        """Return rows for a kernel that writes K and V in place: of each stream the frames', then the registers'.
+
+        Counts as `write_all` and `write_registers_all`. The caller must have enqueued the writing of every row before
+        it attends. Raises ValueError where registers are stored apart.
+        """
+        self._require_open("rows_to_write_all")
+        check_index("layer", layer, self._spec.num_layers)
+        if not 0 <= num_registers <= self._spec.register_tokens:
+            raise ValueError(f"registers: at most {self._spec.register_tokens} tokens, got {num_registers}")
+        rows = self._bound.writable_all(layer, num_registers)
+        self._written.add(layer)
+        self._num_registers[layer] = num_registers
+        return rows
 
     def attend_all(self, layer: int, q_BNHD: Tensor) -> Tensor:
         """Return attention [B, N, H, D] over registers, history, chunk and draft in every stream of a layer.

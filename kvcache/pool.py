@@ -47,6 +47,13 @@ class BoundChunk(Protocol):
         """Return the rows of visible frames, for a kernel that writes them."""
         ...
 
+    def writable_all(self, layer: int, num_registers: int) -> WritableRows:
+        """Return the rows of the chunk's tokens, then of registers, of every stream of a layer: one row a "frame".
+
+        Raises ValueError for registers of pages, which lie apart from the frames.
+        """
+        ...
+
     def visible(self, layer: int, local_slot: int, num_registers: int) -> tuple[Tensor, Tensor]:
         """Return K and V [S, H, D]: `num_registers` register rows, then the visible frames in storage order."""
         ...
@@ -147,6 +154,7 @@ class _ExtentChunk:
         self._runs = slots.write_runs(spec, staged)
         self._first_row, self._end_row = slots.visible_rows(spec, staged)
         self._first_rows: dict[tuple[int, tuple[int, ...]], Tensor] = {}
+        self._token_rows: dict[tuple[int, int, int], Tensor] = {}
 
     def write(self, layer: int, local_slot: int, k_NHD: Tensor, v_NHD: Tensor) -> None:
         self._write_runs(layer, local_slot, self._runs, k_NHD, v_NHD)
@@ -175,6 +183,22 @@ class _ExtentChunk:
             v_XHD=self._pool.v_EXHD[layer].flatten(0, 1),
             first_rows_F=self._first_rows[key],
             tokens_per_frame=spec.tokens_per_latent_frame,
+        )
+
+    def writable_all(self, layer: int, num_registers: int) -> WritableRows:
+        extents = self._extents[layer]
+        key = (extents.start, extents.stop, num_registers)
+        if key not in self._token_rows:
+            tokens = [row for run in self._runs for row in range(run.target_row, run.target_row + run.num_rows)]
+            registers = range(self._first_row - num_registers, self._first_row)
+            size = self._pool.spec.extent_tokens
+            rows = tuple(extent * size + row for extent in range(*key[:2]) for row in (*tokens, *registers))
+            self._token_rows[key] = _index(rows, self._pool.example.device)
+        return WritableRows(
+            k_XHD=self._pool.k_EXHD[layer].flatten(0, 1),
+            v_XHD=self._pool.v_EXHD[layer].flatten(0, 1),
+            first_rows_F=self._token_rows[key],
+            tokens_per_frame=1,
         )
 
     def read_frames(self, layer: int, local_slot: int, frames: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -270,6 +294,21 @@ class _PagedChunk:
             v_XHD=self._pool.v_PTHD[layer].flatten(0, 1),
             first_rows_F=self._first_rows[key],
             tokens_per_frame=tokens,
+        )
+
+    def writable_all(self, layer: int, num_registers: int) -> WritableRows:
+        if num_registers:
+            raise ValueError(
+                f"registers: {num_registers} tokens can't be written with the frames, pages hold them apart"
+            )
+        tokens = self._pool.spec.tokens_per_latent_frame
+        pages_F = torch.cat(self._chunk[: self._pool.spec.layer_slots(layer)])
+        rows_FT = pages_F[:, None] * tokens + torch.arange(tokens, device=pages_F.device)
+        return WritableRows(
+            k_XHD=self._pool.k_PTHD[layer].flatten(0, 1),
+            v_XHD=self._pool.v_PTHD[layer].flatten(0, 1),
+            first_rows_F=rows_FT.flatten(),
+            tokens_per_frame=1,
         )
 
     def _pages_of(self, local_slot: int, frames: Sequence[int]) -> Tensor:

@@ -51,6 +51,8 @@ class BranchedLayerKV(Protocol):
 
     def write_all(self, layer: int, k_BNHD: Tensor, v_BNHD: Tensor) -> None: ...
 
+    def rows_to_write_all(self, layer: int) -> WritableRows: ...
+
     def attend_all(self, layer: int, q_BNHD: Tensor) -> Tensor: ...
 
     def cross_store(self, name: str, *, branch: int = 0) -> CrossStore: ...
@@ -183,6 +185,18 @@ class ChunkTransaction:
         """Do what `write` does for every stream of a layer."""
         for branch, (k_NHD, v_NHD) in enumerate(self._streams(layer, k_BNHD, v_BNHD)):
             self.write(layer, k_NHD, v_NHD, branch=self._branch_of(branch))
+
+    def rows_to_write_all(self, layer: int) -> WritableRows:
+        """Return the chunk's rows in every stream of a layer, one after the other; counts as `write_all`.
+
+        The caller must have enqueued the writing of every row before it attends or commits.
+        """
+        for slot in range(self._spec.layer_slots(layer)):
+            self._locate("rows_to_write_all", layer, self._branch_of(slot))
+            if not self._written:
+                self._table.mark_overwritten(self._staged)
+            self._written.add((layer, slot))
+        return self._bound.writable_all(layer, 0)
 
     def attend_all(self, layer: int, q_BNHD: Tensor) -> Tensor:
         """Return attention [B, N, H, D] of every stream of a layer, as `attend` does without registers."""
