@@ -69,7 +69,7 @@ class Forwards:
         for branch in (0, 1):
             self.kv[f"{name}/{branch}"] = [torch.stack(chunk.visible(layer, branch=branch)) for layer in layers]
         # The served forward ends with the last layer's K and V; what it leaves out is compared all the same.
-        h = self.network._embed_video(x_CFYX, inputs)[None]
+        h = self.network.embed_video(x_CFYX, inputs)[None]
         segments = (Segment(rows=slice(0, h.shape[1]), time=time),)
         for index in layers:
             h = self.network._run_layer(index, h, inputs, segments, chunk)
@@ -135,6 +135,6 @@ def test_dreamzero_embeddings(forwards: Forwards) -> None:
     text_LD = network.text_embedding(golden["context"][0])
     assert_close(text_LD, golden["prefill/mid/text_embedding"][0], "text_embedding")
     assert_close(network.img_emb(golden["clip_feature"][0]), golden["prefill/mid/img_emb"][0], "img_emb")
-    embedded_VD = network._embed_video(golden["prefill/in_x"][0], forwards.inputs("prefill"))
+    embedded_VD = network.embed_video(golden["prefill/in_x"][0], forwards.inputs("prefill"))
     want = golden["prefill/mid/patch_embedding"][0].flatten(1).T
     assert_close(embedded_VD, want, "patch_embedding")

@@ -1,0 +1,124 @@
+"""Options of DreamZero and what a training configuration says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from worldmodel.dreamzero.config import DreamZeroOptions, StepSkipping, parse_options
+from worldmodel.dreamzero.controls import control_schemas, parse_control
+from worldmodel.dreamzero.normalize import NormalizationMode
+from worldmodel.dreamzero.training_config import TrainingConfig, read_training_config
+from worldmodel.errors import RequestRefused
+
+
+def test_options_survive_the_trip() -> None:
+    given = {
+        "embodiment": "yam",
+        "tokenizer": "elsewhere",
+        "step_skipping": "dynamic",
+        "computed_steps": 16,
+        "noise_seed": "session",
+        "prompt_template": "do {prompt}",
+    }
+    options = DreamZeroOptions.from_json(parse_options(given))
+    assert options == DreamZeroOptions(
+        embodiment="yam",
+        tokenizer="elsewhere",
+        step_skipping=StepSkipping.DYNAMIC,
+        computed_steps=16,
+        noise_seed=None,
+        prompt_template="do {prompt}",
+    )
+    assert DreamZeroOptions.from_json(parse_options({})) == DreamZeroOptions()
+    assert DreamZeroOptions().noise_seed == 1140
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"computed_steps": 9}, "computed_steps"),
+        ({"computed_steps": True}, "computed_steps"),
+        ({"noise_seed": -1}, "noise_seed"),
+        ({"noise_seed": "other"}, "noise_seed"),
+        ({"embodiment": "droid"}, "embodiment"),
+        ({"step_skipping": "none"}, "step_skipping"),
+        ({"prompt_template": "no place"}, "prompt_template"),
+        ({"tokenizer": ""}, "tokenizer"),
+        ({"steps": 8}, "steps"),
+    ],
+)
+def test_bad_options_are_named(given: dict[str, object], field: str) -> None:
+    with pytest.raises(RequestRefused) as caught:
+        parse_options(given)
+    assert (caught.value.code, caught.value.field) == ("bad_options", field)
+
+
+def test_there_are_no_controls() -> None:
+    assert control_schemas() == {}
+    with pytest.raises(RequestRefused, match="takes no controls"):
+        parse_control("camera", "x", {})
+
+
+def read(tmp_path: Path, content: Any, tag: str = "oxe_droid") -> tuple[TrainingConfig, list[str]]:
+    problems: list[str] = []
+    file = tmp_path / "conf.yaml"
+    file.write_text(content if isinstance(content, str) else yaml.safe_dump(content), encoding="utf-8")
+    return read_training_config(file, tag, problems), problems
+
+
+def keys(kind: str, *names: str) -> dict[str, Any]:
+    return {kind: {"modality_keys": [f"{kind}.{name}" for name in names]}}
+
+
+def test_settings_are_found_wherever_they_stand(tmp_path: Path) -> None:
+    config, problems = read(
+        tmp_path,
+        {
+            "relative_action": False,
+            "a": [{"b": {"relative_action_keys": ["x"]}}, keys("state", "x", "y")],
+            "c": {"_target_": "lib.VideoResize", "height": 16, "width": 32},
+            "d": {"normalization_modes": {"state.x": "min_max"}},
+        },
+    )
+    assert not problems
+    assert config == TrainingConfig(
+        keys={"state": ("x", "y")},
+        modes={"state.x": NormalizationMode.MIN_MAX},
+        relative_action=False,
+        relative_action_keys=("x",),
+        view_size=(16, 32),
+    )
+
+
+def test_the_robots_own_settings_win(tmp_path: Path) -> None:
+    tree = {"oxe_droid": keys("state", "x"), "config_agibot": keys("state", "y")}
+    config, problems = read(tmp_path, tree)
+    assert not problems
+    assert config.keys == {"state": ("x",)}
+    config, problems = read(tmp_path, tree, tag="agibot")
+    assert config.keys == {"state": ("y",)}
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ({"a": keys("state", "x"), "b": keys("state", "y")}, "state.modality_keys stands there with different values"),
+        ({"a": {"relative_action": True}, "b": {"relative_action": False}}, "relative_action stands there"),
+        ({"normalization_modes": {"state.x": "log"}}, "normalization of state.x: expected one of"),
+        ("a: [", "is not valid YAML"),
+    ],
+)
+def test_contradictions_are_problems(tmp_path: Path, content: Any, problem: str) -> None:
+    _, problems = read(tmp_path, content)
+    assert len(problems) == 1
+    assert problem in problems[0]
+
+
+def test_a_missing_file_says_nothing(tmp_path: Path) -> None:
+    problems: list[str] = []
+    assert read_training_config(tmp_path / "conf.yaml", "yam", problems) == TrainingConfig()
+    assert not problems

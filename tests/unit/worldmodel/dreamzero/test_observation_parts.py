@@ -1,0 +1,212 @@
+"""Parts of an observation that the golden files do not reach: other robots, other modes, prompts as literals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from worldmodel.dreamzero.embodiments import EMBODIMENTS, Tiling, embodiment
+from worldmodel.dreamzero.normalize import NormalizationMode, Normalizer, read_normalizer
+from worldmodel.dreamzero.observation import ObservationReader
+from worldmodel.dreamzero.pictures import observation_clip, signed_pictures, start_picture, tile_views
+from worldmodel.dreamzero.prompts import REMEMBERED_PROMPTS, PromptEncoder, frame_prompt
+from worldmodel.dreamzero.robot import Robot, read_robot
+from worldmodel.dreamzero.training_config import TrainingConfig
+
+INVERTIBLE = [mode for mode in NormalizationMode if mode is not NormalizationMode.BINARY]
+numbers = st.floats(-5, 5, allow_nan=False)
+
+
+@settings(max_examples=60, deadline=None)
+@given(mode=st.sampled_from(INVERTIBLE), low=numbers, span=st.floats(0.1, 5), part=st.floats(0, 1))
+def test_what_lies_inside_comes_back(mode: NormalizationMode, low: float, span: float, part: float) -> None:
+    high = span if mode is NormalizationMode.MEAN_STD else low + span
+    normalizer = Normalizer(mode=mode, low=np.array([low]), high=np.array([high]))
+    x = np.array([low + part * span])
+    np.testing.assert_allclose(normalizer.inverse(normalizer.forward(x)), x, atol=1e-9)
+
+
+def test_dimensions_that_never_varied() -> None:
+    for mode, value in (("q99", 0.3), ("min_max", 0.0), ("scale", 0.0), ("mean_std", 0.3)):
+        still = np.array([0.0])
+        normalizer = Normalizer(mode=NormalizationMode(mode), low=still, high=still)
+        np.testing.assert_allclose(normalizer.forward(np.array([0.3])), [value])
+    q99 = Normalizer(mode=NormalizationMode.Q99, low=np.array([2.0]), high=np.array([2.0]))
+    assert q99.forward(np.array([9.0])) == [1.0]
+    assert q99.inverse(np.array([0.5])) == [2.0]
+
+
+def test_statistics_that_do_not_fit_are_named() -> None:
+    problems: list[str] = []
+    for statistics in (
+        {},
+        {"q01": [1, 2], "q99": [3]},
+        {"q01": ["a"], "q99": [float("nan")]},
+        {"q01": [2], "q99": [1]},
+    ):
+        read_normalizer(statistics, NormalizationMode.Q99, 1, where="x", problems=problems)
+    assert len(problems) == 6
+    assert problems[-1] == "x: q01 must not exceed q99"
+
+
+def test_quadrants() -> None:
+    views = [np.full((2, 3, 4, 3), value, np.uint8) for value in (10, 20, 30)]
+    picture = tile_views(views, Tiling.QUADRANTS)
+    assert picture.shape == (2, 6, 8, 3)
+    assert (picture[:, :3, :4] == 10).all()
+    assert (picture[:, 3:, :4] == 20).all()
+    assert (picture[:, :3, 4:] == 30).all()
+    assert (picture[:, 3:, 4:] == 0).all()
+
+
+def test_clips_of_every_length() -> None:
+    def clip(count: int) -> list[float]:
+        return observation_clip(torch.arange(float(count)).expand(3, count).reshape(3, count, 1, 1))[
+            0, :, 0, 0
+        ].tolist()
+
+    assert clip(4) == [0, 0, 0, 1, 1, 2, 2, 3, 3]
+    assert clip(8) == [0, *range(8)]
+    assert clip(9) == list(range(9))
+    with pytest.raises(ValueError, match="4, 8 or 9 frames, got 5"):
+        clip(5)
+
+
+@pytest.mark.parametrize(("count", "chosen"), [(1, 0), (4, 3), (8, 0), (9, 8)])
+def test_the_picture_a_run_begins_with(count: int, chosen: int) -> None:
+    pictures = torch.arange(float(count)).expand(3, count).reshape(3, count, 1, 1)
+    assert start_picture(pictures)[0, 0, 0] == chosen
+
+
+def test_signed_pictures_are_resized_after_scaling() -> None:
+    pictures = np.zeros((1, 4, 4, 3), np.uint8)
+    pictures[:, :, 2:] = 255
+    signed = signed_pictures(pictures, 2, 2)
+    assert signed.shape == (3, 1, 2, 2)
+    assert signed[0, 0].tolist() == [[-1.0, 1.0]] * 2
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ("Close It", "x close it"),
+        ("['Open it', 'b']", "x open it"),
+        ("('A',)", "x a"),
+        ("[]", "x []"),
+        ("[broken", "x [broken"),
+        ("[" * 3000, "x " + "[" * 3000),
+        ("", "x "),
+        ("{prompt}", "x {prompt}"),
+    ],
+)
+def test_prompts_are_framed(prompt: str, expected: str) -> None:
+    assert frame_prompt(prompt, "x {prompt}") == expected
+
+
+def test_prompts_are_remembered() -> None:
+    class Counting:
+        calls = 0
+
+        def token_ids(self, prompt: str) -> list[int]:
+            return [len(prompt), 1]
+
+        def encode(self, prompt: str) -> torch.Tensor:
+            self.calls += 1
+            return torch.zeros(2, 4)
+
+    encoder = Counting()
+    prompts = PromptEncoder(encoder)
+    assert prompts.encode("a") is prompts.encode("a")
+    for number in range(REMEMBERED_PROMPTS):
+        prompts.encode(str(number))
+    prompts.encode("a")
+    assert encoder.calls == REMEMBERED_PROMPTS + 2
+
+
+def metadata(tag: str, cameras: list[str], states: dict[str, int], actions: dict[str, int]) -> dict[str, Any]:
+    def entries(dims: dict[str, int]) -> dict[str, Any]:
+        return {key: {"shape": [count]} for key, count in dims.items()}
+
+    def statistics(dims: dict[str, int]) -> dict[str, Any]:
+        return {key: {"q01": [-1.0] * count, "q99": [1.0] * count} for key, count in dims.items()}
+
+    return {
+        tag: {
+            "modalities": {
+                "video": {name: {"resolution": [8, 6]} for name in cameras},
+                "state": entries(states),
+                "action": entries(actions),
+            },
+            "statistics": {"state": statistics(states), "action": statistics(actions)},
+        }
+    }
+
+
+def robot(tag: str, training: TrainingConfig, content: dict[str, Any]) -> Robot:
+    problems: list[str] = []
+    found = read_robot(content, training, embodiment(tag), state_width=64, action_width=32, problems=problems)
+    assert found is not None, problems
+    return found
+
+
+AGIBOT_STATES = {"left_arm_joint_position": 7, "right_arm_joint_position": 7, "left_effector": 1, "head": 2}
+AGIBOT_ACTIONS = {"left_arm_joint_position": 7, "right_arm_joint_position": 7, "left_effector": 1, "base_velocity": 2}
+
+
+def test_a_robot_with_many_keys_reads_them_in_the_order_of_its_metadata() -> None:
+    content = metadata("agibot", ["head", "hand_left", "hand_right"], AGIBOT_STATES, AGIBOT_ACTIONS)
+    agibot = robot("agibot", TrainingConfig(), content)
+    assert agibot.cameras == ("observation/head", "observation/hand_left", "observation/hand_right")
+    info = agibot.info(24)
+    assert [state.num_dims for state in info.states] == [7, 7, 1, 2]
+    assert (info.action_dims, info.action_horizon, info.image_height, info.image_width) == (17, 24, 6, 8)
+    assert [action.relative_to for action in agibot.actions] == [slice(0, 7), slice(7, 14), None, None]
+    raw = np.arange(17.0)
+    actions = agibot.absolute_actions(np.zeros((24, 32), np.float32), raw)
+    np.testing.assert_array_equal(actions[5], [*range(14), 0, 0, 0])
+
+
+@pytest.mark.parametrize("tag", [entry.tag for entry in EMBODIMENTS])
+def test_every_embodiment_reads_a_request(tag: str) -> None:
+    entry = embodiment(tag)
+    cameras = ["a", "b", "c"] if entry.cameras is None else [key for key, _ in entry.cameras]
+    dims = {"joint_position": 7, "gripper_position": 1}
+    one = robot(tag, TrainingConfig(), metadata(tag, cameras, dims, dims))
+    arrays = {key: np.full((6, 8, 3), 10 * (number + 1), np.uint8) for number, key in enumerate(one.cameras)}
+    observation = ObservationReader(one, height=4, width=8).read(arrays, ())
+    picture = observation.pictures_THW3
+    assert picture.shape == (1, 4, 8, 3)
+    corners = [int(picture[0, row, column, 0]) for row, column in ((0, 0), (-1, 0), (0, -1), (-1, -1))]
+    # Resizing truncates, so that a level may lose one.
+    expected = [30, 10, 30, 20] if entry.tiling is Tiling.WRIST_TOP else [10, 20, 30, 0]
+    assert np.allclose(corners, expected, atol=1)
+    assert "{prompt}" in entry.template
+
+
+def test_relative_actions_can_be_off_and_must_have_a_state() -> None:
+    dims = {"joint_position": 7, "gripper_position": 1}
+    content = metadata("yam", ["a"], dims, dims)
+    off = robot("yam", TrainingConfig(relative_action=False), content)
+    assert all(action.relative_to is None for action in off.actions)
+    problems: list[str] = []
+    content = metadata("yam", ["a"], {"gripper_position": 1}, dims)
+    assert (
+        read_robot(content, TrainingConfig(), embodiment("yam"), state_width=64, action_width=32, problems=problems)
+        is None
+    )
+    assert problems == ["relative action joint_position needs a state of its name and 7 numbers"]
+
+
+def test_statistics_by_row_reach_the_actions() -> None:
+    dims = {"joint_position": 1, "gripper_position": 1}
+    content = metadata("yam", ["a"], dims, dims)
+    rows = np.arange(24.0)[:, None]
+    content["yam"]["statistics"]["action"]["joint_position"] = {"q01": (rows - 1).tolist(), "q99": (rows + 1).tolist()}
+    one = robot("yam", TrainingConfig(), content)
+    actions = one.absolute_actions(np.zeros((24, 32), np.float32), np.array([100.0, 0.0]))
+    np.testing.assert_allclose(actions[:, 0], 100 + np.arange(24))

@@ -1,0 +1,180 @@
+"""Checkpoint folders: everything that does not fit is named at once, adapters are merged, shards are found."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tests.support.dreamzero_checkpoint import start_worker, tiny_config, training_config, write_checkpoint
+from tests.support.dreamzero_golden import manifest, tensors
+from worldmodel.checkpoint.errors import CheckpointError
+from worldmodel.dreamzero.adapter import create_adapter
+from worldmodel.dreamzero.config import DreamZeroOptions
+from worldmodel.dreamzero.weights import load_model, read_checkpoint
+from worldmodel.errors import LoadFailed
+from worldmodel.wan.precision import precision_plan
+
+OPTIONS = DreamZeroOptions()
+
+
+def load(folder: Path, options: DreamZeroOptions = OPTIONS):
+    plan = precision_plan("fp32")
+    return load_model(str(folder), options, plan, torch.device("cpu"), lambda stage, fraction, detail: None)
+
+
+def test_all_problems_are_named_at_once(tmp_path: Path) -> None:
+    weights = dict(tensors("weights"))
+    del weights["action_head.model.head.modulation"]
+    weights["action_head.model.stranger"] = torch.zeros(1)
+    weights["action_head.vae.model.conv1.bias"] = torch.zeros(3)
+    weights["backbone.weight"] = torch.zeros(1)
+    metadata = json.loads(json.dumps({"oxe_droid": manifest()["metadata_json_example"]}))
+    del metadata["oxe_droid"]["statistics"]["state"]["joint_position"]["q01"]
+    metadata["oxe_droid"]["modalities"]["video"]["wrist_image_left"]["resolution"] = [32]
+    training = training_config() | {"relative_action_keys": ["elbow"]}
+    folder = write_checkpoint(tmp_path, weights=weights, metadata=metadata, training=training)
+    with pytest.raises(CheckpointError) as caught:
+        load(folder)
+    for part in (
+        "missing tensors of the transformer (head.modulation)",
+        "extra tensors of the transformer (stranger)",
+        "wrong shapes in the vae (quant_conv.bias [3] instead of [32])",
+        "tensors of no known part, such as backbone.weight",
+        "statistics.state.joint_position: q01 is missing, which q99 needs",
+        "modalities.video.wrist_image_left.resolution",
+        "relative_action_keys names no action: elbow",
+    ):
+        assert part in str(caught.value), part
+
+
+def test_all_problems_of_the_sizes_are_named_at_once(tmp_path: Path) -> None:
+    network = tiny_config()["action_head_cfg"]["config"]["diffusion_model_cfg"]
+    network = {key: value for key, value in network.items() if key != "dim"} | {"model_type": "t2v", "num_heads": "4"}
+    folder = write_checkpoint(tmp_path, diffusion_model_cfg=network, num_frames=32, decouple_inference_noise=True)
+    with pytest.raises(CheckpointError) as caught:
+        read_checkpoint(str(folder), OPTIONS)
+    for part in (
+        "dim is missing",
+        "model_type: expected one of i2v, ti2v",
+        "num_heads: expected an integer",
+        "num_frames: expected one more than a multiple of 4",
+        "video_inference_final_noise",
+    ):
+        assert part in str(caught.value), part
+
+
+def test_settings_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="num_frame_per_block is 2 in diffusion_model_cfg, but"):
+        load(write_checkpoint(tmp_path / "a", num_frame_per_block=3))
+    with pytest.raises(CheckpointError, match="action_horizon is 12, but the transformer has 24"):
+        load(write_checkpoint(tmp_path / "b", action_horizon=12))
+
+
+def test_a_folder_that_is_none_and_a_tokenizer_that_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="checkpoint folder does not exist"):
+        load(tmp_path / "nothing")
+    folder = write_checkpoint(tmp_path)
+    with pytest.raises(CheckpointError, match="tokenizer folder does not exist"):
+        load(folder, DreamZeroOptions(tokenizer=str(tmp_path / "elsewhere")))
+
+
+def test_another_robot_needs_its_statistics(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path)
+    with pytest.raises(CheckpointError, match="no statistics of agibot, only of oxe_droid"):
+        load(folder, DreamZeroOptions(embodiment="agibot"))
+
+
+def test_a_picture_of_another_size_is_refused(tmp_path: Path) -> None:
+    start = start_worker(write_checkpoint(tmp_path))
+    for changes, problem in (
+        ({"width": 128}, "has 16 tokens, the checkpoint is for 8"),
+        ({"width": 63}, "width must be even"),
+        ({"height": 24}, "multiple of 16, got 24"),
+    ):
+        with pytest.raises(LoadFailed, match=problem):
+            create_adapter(type(start)(**{**_fields(start), **changes}), lambda stage, fraction, detail: None)
+
+
+def _fields(start) -> dict[str, object]:
+    return {name: getattr(start, name) for name in start.__dataclass_fields__}
+
+
+TARGETS = ("blocks.0.self_attn.q", "blocks.1.cross_attn.o", "blocks.2.ffn.0")
+
+
+def test_adapters_are_merged_into_the_weights(tmp_path: Path) -> None:
+    """A fine-tuned folder loads like one whose weights have been added up beforehand."""
+    rng = torch.Generator().manual_seed(0)
+    plain, wrapped, merged = dict(tensors("weights")), {}, {}
+    rank, alpha = 4, 8.0
+    for name, tensor in plain.items():
+        merged[name] = tensor
+        prefix = "action_head.model."
+        target = next((each for each in TARGETS if name.startswith(f"{prefix}{each}.")), None)
+        if not name.startswith(prefix):
+            wrapped[name] = tensor
+            continue
+        inner = f"{prefix}base_model.model." + name.removeprefix(prefix)
+        if target is None:
+            wrapped[inner] = tensor
+            continue
+        stem, _, leaf = inner.rpartition(".")
+        wrapped[f"{stem}.base_layer.{leaf}"] = tensor
+        if leaf == "weight":
+            down = torch.randn(rank, tensor.shape[1], generator=rng)
+            up = torch.randn(tensor.shape[0], rank, generator=rng)
+            wrapped |= {f"{stem}.lora_A.default.weight": down, f"{stem}.lora_B.default.weight": up}
+            merged[name] = tensor + alpha / rank * up @ down
+    got = load(write_checkpoint(tmp_path / "lora", weights=wrapped, lora_alpha=alpha, lora_rank=rank))
+    want = load(write_checkpoint(tmp_path / "merged", weights=merged))
+    expected = want.transformer.state_dict()
+    assert got.transformer.state_dict().keys() == expected.keys()
+    for name, tensor in got.transformer.state_dict().items():
+        torch.testing.assert_close(tensor, expected[name], atol=1e-5, rtol=1e-5)
+    changed = load(write_checkpoint(tmp_path / "plain"))
+    assert not torch.equal(changed.transformer.layers[0].self_attn.q.weight, expected["blocks.0.self_attn.q.weight"])
+
+
+def test_adapters_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    stem = "action_head.model.blocks.0.self_attn"
+    weights = dict(tensors("weights")) | {
+        f"{stem}.q.lora_A.weight": torch.zeros(4, 64),
+        f"{stem}.k.lora_A.weight": torch.zeros(4, 63),
+        f"{stem}.k.lora_B.weight": torch.zeros(64, 4),
+    }
+    with pytest.raises(CheckpointError) as caught:
+        load(write_checkpoint(tmp_path, weights=weights))
+    for part in (
+        "lora_alpha: the checkpoint holds adapters",
+        "blocks.0.self_attn.q: expected a base weight, lora_A and",
+        "blocks.0.self_attn.k: lora_A [4, 63] and lora_B [64, 4] do not fit [64, 64]",
+    ):
+        assert part in str(caught.value), part
+
+
+def test_shards_and_unused_parts_make_no_difference(tmp_path: Path) -> None:
+    whole = load(write_checkpoint(tmp_path / "whole"))
+    folder = write_checkpoint(tmp_path / "sharded")
+    weights = dict(tensors("weights")) | {
+        "action_head.vae.model.decoder.conv1.bias": torch.zeros(2),
+        "action_head.vae.model.conv2.bias": torch.zeros(2),
+        "action_head.image_encoder.model.visual.post_norm.bias": torch.zeros(2),
+        "action_head.image_encoder.model.visual.transformer.2.norm1.bias": torch.zeros(2),
+        "action_head.image_encoder.model.textual.x": torch.zeros(2),
+        "action_head.image_encoder.model.log_scale": torch.zeros(()),
+    }
+    (folder / "model.safetensors").unlink()
+    names = sorted(weights)
+    parts = {"model-00001-of-00002.safetensors": names[::2], "model-00002-of-00002.safetensors": names[1::2]}
+    for file, part in parts.items():
+        save_file({name: weights[name] for name in part}, folder / file)
+    index = {"weight_map": {name: file for file, part in parts.items() for name in part}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    sharded = load(folder)
+    assert sharded.num_parameters == whole.num_parameters
+    for (name, got), want in zip(sharded.transformer.named_parameters(), whole.transformer.parameters(), strict=True):
+        assert torch.equal(got, want), name
