@@ -8,9 +8,9 @@ from enum import StrEnum
 
 from worldmodel.clips import ClipPlan, ClipWish
 from worldmodel.errors import RequestRefused
+from worldmodel.json_checks import JsonReader
 from worldmodel.lingbot.clip_plan import plan_with
 from worldmodel.lingbot.config import LingBotOptions
-from worldmodel.lingbot.json_checks import JsonReader
 
 LATENT_FRAMES_PER_CHUNK = 3
 

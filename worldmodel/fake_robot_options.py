@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 
 from worldmodel.errors import RequestRefused
-from worldmodel.lingbot.json_checks import JsonReader
+from worldmodel.json_checks import JsonReader
 
 _READER = JsonReader(code="bad_options", root="options")
 

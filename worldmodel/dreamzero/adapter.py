@@ -36,10 +36,10 @@ from worldmodel.dreamzero.transformer import NEGATIVE, POSITIVE, TEXT_STORE, Fra
 from worldmodel.dreamzero.transformer_config import CONDITION_MASK_CHANNELS
 from worldmodel.dreamzero.weights import LoadedModel, load_model
 from worldmodel.errors import LoadFailed, RequestRefused
-from worldmodel.lingbot.stage_clock import StageClock
 from worldmodel.messages import MediaFormat, StartWorker, Tick
 from worldmodel.wan.layers import PATCH
 from worldmodel.wan.precision import precision_plan
+from worldmodel.wan.stage_clock import StageClock
 
 WARM_UP_CALLS = 5
 """One restart and every later start frame, then the restart at the window."""

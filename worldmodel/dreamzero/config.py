@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 
 from worldmodel.dreamzero.embodiments import EMBODIMENTS
-from worldmodel.lingbot.json_checks import JsonReader
+from worldmodel.json_checks import JsonReader
 
 COMPUTED_STEPS = (5, 6, 7, 8, 16)
 """Of the 16 sampler steps, how many may run the network."""

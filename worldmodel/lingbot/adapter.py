@@ -38,7 +38,6 @@ from worldmodel.lingbot.prompt_transition import PromptCourse, transition_chunks
 from worldmodel.lingbot.prompts import PromptEncoder
 from worldmodel.lingbot.recache import CleanHistory, HistoryEncoder, extend_history
 from worldmodel.lingbot.reducer import CameraPlan, CameraReducer
-from worldmodel.lingbot.stage_clock import StageClock
 from worldmodel.lingbot.state import LingBotState
 from worldmodel.lingbot.transformer import TEXT_STORE
 from worldmodel.lingbot.weights import LoadedModel, load_model
@@ -46,6 +45,7 @@ from worldmodel.messages import MediaFormat, StartWorker, Tick
 from worldmodel.wan.flow_scheduler import SamplerTable, nominal_table, official_table
 from worldmodel.wan.image import prepare_image
 from worldmodel.wan.precision import PrecisionPlan, precision_plan
+from worldmodel.wan.stage_clock import StageClock
 from worldmodel.wan.vae import VAECache
 
 

@@ -11,7 +11,7 @@ import json
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 
-from worldmodel.lingbot.json_checks import JsonReader
+from worldmodel.json_checks import JsonReader
 
 OFFICIAL_WIDTH = 832
 OFFICIAL_HEIGHT = 480

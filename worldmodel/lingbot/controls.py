@@ -17,8 +17,8 @@ from enum import StrEnum
 from typing import Any
 
 from worldmodel.errors import RequestRefused
+from worldmodel.json_checks import JsonReader, nearest
 from worldmodel.lingbot.config import MAX_TRAJECTORY_POSES, OFFICIAL_HEIGHT, OFFICIAL_WIDTH
-from worldmodel.lingbot.json_checks import JsonReader, nearest
 from worldmodel.messages import Control
 
 CAMERA_TRACK = "camera"
