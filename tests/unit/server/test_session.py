@@ -461,7 +461,8 @@ class SessionMachine(RuleBasedStateMachine):
     @rule()
     def reconnects(self) -> None:
         self.session.disconnect(self.session.epoch)
-        last = self.session.next_chunk_index - 1
+        # Nobody can have a chunk that is still being encoded.
+        last = self.session.next_chunk_index - 1 - sum(chunk.run == self.session.run for chunk in self.unready)
         self.session.resume(last_chunk_index=last, run=self.session.run, now=self.now)
         self.session.connect()
         self.unsent.clear()
