@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
 
+from clients.examples import robot_replay
 from server.wire.robot_arrays import pack_message, unpack_message
 from tests.support.openpi_process import OpenPiClient
 from tests.support.robot_client import CAMERAS, HEIGHT, JOINTS, OFFICIAL, OPENPI, WIDTH, RobotSocket
@@ -183,6 +185,16 @@ async def test_connect_infer_drop_leaves_nothing(server: ServerProcess, number: 
     before = await counts()
     await cycles(server, number)
     assert await counts() == before
+
+
+def test_the_example_draws_what_a_robot_was_told(
+    server: ServerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drawing = tmp_path / "actions.svg"
+    robot_replay.main([websocket(server, OFFICIAL), "--calls", "3", "--out", str(drawing)])
+    assert ElementTree.parse(drawing).getroot().tag == "{http://www.w3.org/2000/svg}svg"
+    told = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in told[:3]] == ["call 0", "call 1", "call 2"]
 
 
 # ---------------------------------------------------------------- REST

@@ -1,0 +1,68 @@
+"""The drawing of a robot's actions, and that its robot shows what it does."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+
+import numpy as np
+import pytest
+
+from clients.examples.robot_replay import Call, Robot, draw, look, observe
+
+SVG = "{http://www.w3.org/2000/svg}"
+ROBOT = Robot(cameras=("a", "b"), states=(("joints", 7), ("gripper", 1)), height=18, width=32)
+
+
+def make_call(actions: np.ndarray, total_ms: float = 5.0) -> Call:
+    return Call(actions=actions.astype(np.float32), total_ms=total_ms, server_timing={})
+
+
+def test_every_action_of_every_call_is_a_point_at_its_height() -> None:
+    calls = [make_call(np.arange(12).reshape(4, 3)), make_call(np.arange(12, 24).reshape(4, 3))]
+    root = ElementTree.fromstring(draw(calls, "a < b & c"))
+    lines = root.findall(f"{SVG}polyline")
+    assert len(lines) == 3 * 2
+    points = [[tuple(map(float, point.split(","))) for point in line.get("points", "").split()] for line in lines]
+    first_strip = points[0] + points[1]
+    xs, ys = zip(*first_strip, strict=True)
+    assert list(xs) == sorted(xs)
+    assert list(ys) == sorted(ys, reverse=True), "larger values stand higher"
+    assert np.allclose(np.diff(ys), np.diff(ys)[0], atol=0.11)
+    assert "a < b & c" in [text.text for text in root.findall(f"{SVG}text")]
+
+
+def test_an_action_that_never_changes_is_a_line_in_the_middle() -> None:
+    root = ElementTree.fromstring(draw([make_call(np.ones((4, 1)))], "still"))
+    (line,) = root.findall(f"{SVG}polyline")
+    assert len({point.split(",")[1] for point in line.get("points", "").split()}) == 1
+
+
+def test_labels_of_calls_do_not_touch() -> None:
+    calls = [make_call(np.zeros((2, 1)), total_ms=float(index)) for index in range(100)]
+    root = ElementTree.fromstring(draw(calls, "many"))
+    places = [float(text.get("x", "")) for text in root.findall(f"{SVG}text") if (text.text or "").endswith(" ms")]
+    assert 5 < len(places) < 30
+    assert min(np.diff(places)) >= 60
+
+
+def test_cameras_see_the_arm_move() -> None:
+    here, there = np.zeros(8), np.zeros(8)
+    there[3] = 1.0
+    for camera in range(2):
+        before, after = look(ROBOT, camera, here), look(ROBOT, camera, there)
+        assert (before.shape, before.dtype) == ((18, 32, 3), np.uint8)
+        assert not np.array_equal(before, after)
+    assert not np.array_equal(look(ROBOT, 0, here), look(ROBOT, 1, here))
+
+
+@pytest.mark.parametrize("num_frames", [1, 4])
+def test_an_observation_has_all_cameras_and_the_last_pose(num_frames: int) -> None:
+    poses = [np.full(8, float(index)) for index in range(num_frames)]
+    arrays = observe(ROBOT, poses)
+    assert {name: array.shape for name, array in arrays.items()} == {
+        "a": (num_frames, 18, 32, 3),
+        "b": (num_frames, 18, 32, 3),
+        "joints": (7,),
+        "gripper": (1,),
+    }
+    assert arrays["joints"][0] == num_frames - 1
