@@ -9,18 +9,22 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from worldmodel.checkpoint.loading import names_by_tensor
 from worldmodel.checkpoint.plan import CheckpointPlan, PlannedTensor, shard
-from worldmodel.dreamzero.published import Published, config_file, metadata_file, training_file
+from worldmodel.dreamzero.published import Published, Scale, config_file, metadata_file, published, training_file
 from worldmodel.dreamzero.sizes import read_sizes
 from worldmodel.dreamzero.weights import empty_modules
 from worldmodel.wan.made_tokenizer import tokenizer_files
 from worldmodel.wan.original_names import original_umt5_name, original_vae_name
 from worldmodel.wan.umt5 import UMT5Encoder, parse_umt5_config
+
+if TYPE_CHECKING:
+    from worldmodel.checkpoint.plan import PlanRequest
 
 SHARD_BYTES = 5_000_000_000
 
@@ -62,6 +66,23 @@ def plan_checkpoint(model: Published, *, dtype: str = "BF16") -> CheckpointPlan:
         },
         tensor_files=tuple(replace(file, path=file.path.removeprefix("./")) for file in files),
     )
+
+
+def plan_for(request: PlanRequest) -> CheckpointPlan:
+    """Plan what `make-checkpoint --like dreamzero-droid` asks for. Raises ValueError for a layout there is none of."""
+    return _plan_scale(request, Scale.FULL_14B)
+
+
+def plan_for_5b(request: PlanRequest) -> CheckpointPlan:
+    """Plan what `make-checkpoint --like dreamzero-droid-5b` asks for; tiny is that of the other model."""
+    return _plan_scale(request, Scale.FULL_5B)
+
+
+def _plan_scale(request: PlanRequest, full: Scale) -> CheckpointPlan:
+    if request.layout == "original":
+        raise ValueError("DreamZero checkpoints have one layout only, leave the layout out")
+    scale = Scale.TINY if request.scale == "tiny" else full
+    return plan_checkpoint(published(scale), dtype=request.dtype.upper())
 
 
 def _renamed(module: nn.Module, prefix: str, dtype: str, rename: Callable[[str], str]) -> list[PlannedTensor]:
