@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from server.bench_arguments import add_bench_arguments, read_bench_arguments
 from server.config import ConfigError, ServerConfig, bundled_config, load_config, settable_keys
+from server.tool_verbs import TOOLS, run_tool
 from worldmodel.errors import LoadFailed, WorldModelError
 from worldmodel.packages import check_package_origin
 
@@ -26,6 +27,8 @@ ALIASES = {"host": "server.host", "port": "server.port", "device": "worker.devic
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit code."""
     argv = sys.argv[1:] if argv is None else argv
+    if argv and argv[0] in TOOLS:
+        return _tool(argv[0], argv[1:])
     arguments = _parser().parse_args(argv, argparse.Namespace(argv=argv))
     try:
         _check_installation()
@@ -61,7 +64,12 @@ def _parser() -> argparse.ArgumentParser:
     _add_replay_arguments(replay)
     bench = verbs.add_parser("bench", help="measure a server, and the model without one")
     add_bench_arguments(bench)
-    for verb in (demo, serve, generate, replay, bench):
+    check = verbs.add_parser("doctor", help="check whether this host can run a configuration")
+    check.add_argument("config", type=Path, metavar="CONFIG", help="a TOML file, for example configs/demo.toml")
+    check.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    for verb_name, (_, line) in TOOLS.items():
+        verbs.add_parser(verb_name, help=line)
+    for verb in (demo, serve, generate, replay, bench, check):
         _add_settings(verb)
     return parser
 
@@ -182,6 +190,25 @@ def _bench(arguments: argparse.Namespace) -> None:
         bench(_load(arguments, request.config_file), request)
 
 
+def _doctor(arguments: argparse.Namespace) -> None:
+    from server.doctor_verb import doctor
+
+    code = doctor(_load(arguments, arguments.config), as_json=arguments.json)
+    if code:
+        raise SystemExit(code)
+
+
+def _tool(verb: str, arguments: Sequence[str]) -> int:
+    """Hand a verb over to the program that does it; its own parser reads the arguments."""
+    try:
+        _check_installation()
+        return run_tool(verb, arguments)
+    except ConfigError as error:
+        return _fail(str(error), 2)
+    except KeyboardInterrupt:
+        return 130
+
+
 def _run_clip(make: Callable[[], None]) -> None:
     """Run a verb that writes files; SIGTERM takes the same way out as an error, so that nothing half-made stays."""
     from server.clip import ClipFailed
@@ -223,6 +250,7 @@ VERBS: dict[str, Callable[[argparse.Namespace], None]] = {
     "generate": _generate,
     "replay": _replay,
     "bench": _bench,
+    "doctor": _doctor,
 }
 
 

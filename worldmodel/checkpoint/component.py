@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from worldmodel.checkpoint.loading import DTypeChoice, Progress
+from worldmodel.checkpoint.safetensors_header import TensorInfo
 
 
 class Component(Protocol):
@@ -32,6 +33,11 @@ class Component(Protocol):
 
     @property
     def config(self) -> Mapping[str, Any]: ...
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """What is stored, by the module's names; empty where tensors are made up."""
+        ...
 
     def misfits(self, module: nn.Module) -> tuple[str, ...]:
         """Say what of the stored tensors does not fit a module, one sentence per kind; reads no tensor data."""

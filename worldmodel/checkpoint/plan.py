@@ -74,6 +74,15 @@ class CheckpointPlan:
         return sum(tensor.num_elements for file in self.tensor_files for tensor in file.tensors)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRequest:
+    """What a plan can be asked for. `scale` is `full` or `tiny`, `dtype` that of the largest component."""
+
+    scale: str
+    layout: str
+    dtype: str
+
+
 def shard(
     tensors: Sequence[PlannedTensor],
     folder: str,

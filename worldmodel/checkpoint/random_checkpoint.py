@@ -16,6 +16,7 @@ from torch import nn
 from worldmodel.checkpoint.errors import CheckpointError
 from worldmodel.checkpoint.loading import DTypeChoice, Progress
 from worldmodel.checkpoint.random_weights import RandomWeights, fill_random
+from worldmodel.checkpoint.safetensors_header import TensorInfo
 
 RANDOM_SCHEME = "random:"
 """`random:NAME` or `random:NAME:SEED` stands for a checkpoint folder where there is none."""
@@ -31,6 +32,11 @@ class RandomComponent:
     gains: Mapping[str, float]
     seed: int
     folder: Path | None = None
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """Nothing is stored."""
+        return {}
 
     def misfits(self, module: nn.Module) -> tuple[str, ...]:
         """Find nothing: what a module wants is made for it."""

@@ -102,11 +102,16 @@ def build_empty(checkpoint: Checkpoint, options: LingBotOptions) -> EmptyModel:
 
 def check_fit(checkpoint: Checkpoint, empty: EmptyModel) -> None:
     """Compare the tensors of all components with the modules. Raises `CheckpointError` with all findings at once."""
-    modules = {"transformer": empty.transformer, "vae": empty.vae, "text_encoder": empty.text_encoder}
-    found = {name: checkpoint.component(name).misfits(module) for name, module in modules.items()}
-    problems = [f"{name}: {problem}" for name, sentences in found.items() for problem in sentences]
+    problems = find_problems(checkpoint, empty)
     if problems:
         raise CheckpointError(checkpoint.name, *problems)
+
+
+def find_problems(checkpoint: Checkpoint, empty: EmptyModel) -> tuple[str, ...]:
+    """Say what of the stored tensors does not fit the modules, component by component."""
+    modules = {"transformer": empty.transformer, "vae": empty.vae, "text_encoder": empty.text_encoder}
+    found = {name: checkpoint.component(name).misfits(module) for name, module in modules.items()}
+    return tuple(f"{name}: {problem}" for name, sentences in found.items() for problem in sentences)
 
 
 def _component(checkpoint: Checkpoint, name: str, class_name: str) -> Component:

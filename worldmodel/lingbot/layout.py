@@ -12,9 +12,9 @@ from enum import StrEnum
 import torch
 from torch import nn
 
-from worldmodel.checkpoint.plan import CheckpointPlan, FileFormat, PlannedFile, PlannedTensor, shard
+from worldmodel.checkpoint.plan import CheckpointPlan, FileFormat, PlannedFile, PlannedTensor, PlanRequest, shard
 from worldmodel.lingbot.original_layout import TEXT_ENCODER_FILE, TOKENIZER_FOLDER, TRANSFORMER_FOLDER, VAE_FILE
-from worldmodel.lingbot.published import RANDOM_GAINS, Config, PublishedModel
+from worldmodel.lingbot.published import FULL, RANDOM_GAINS, TINY, Config, PublishedModel
 from worldmodel.lingbot.transformer import LingBotTransformer
 from worldmodel.lingbot.transformer_config import TEXT_ROWS, read_transformer_config
 from worldmodel.wan.made_tokenizer import tokenizer_files
@@ -161,3 +161,12 @@ def original_config(transformer: Config) -> dict[str, object]:
         "cross_attn_norm": True,
         "eps": sizes.eps,
     }
+
+
+def plan_for(request: PlanRequest) -> CheckpointPlan:
+    """Plan what `make-checkpoint` was asked for."""
+    return plan_checkpoint(
+        FULL if request.scale == "full" else TINY,
+        layout=Layout(request.layout),
+        transformer_dtype=request.dtype.upper(),
+    )

@@ -67,6 +67,9 @@ class StreamedLayers(Generic[LayerT]):
         return sum(flat.nbytes for flat in self._host)
 
     def __iter__(self) -> Iterator[LayerT]:
+        if self._stream is not None:
+            # The slots' memory may be another tensor's that kernels in flight still use.
+            self._stream.wait_stream(torch.cuda.current_stream(self._device))
         self._start_copy(0)
         for index in range(len(self)):
             if index + 1 < len(self):

@@ -19,9 +19,7 @@ from typing import Any
 
 import ftfy
 import torch
-import transformers
 from torch import Tensor
-from transformers import AutoTokenizer, ByT5Tokenizer
 
 from worldmodel.checkpoint.component import Checkpoint, Component
 from worldmodel.checkpoint.errors import CheckpointError
@@ -139,7 +137,7 @@ def load_text_encoder(
         raise ValueError(f"text_len: expected at least 1, got {text_len}")
     component, place = checkpoint.component("text_encoder"), torch.device(device)
     model = empty_text_encoder(component)
-    chosen = placement or _default_placement(model, dtype, place)
+    chosen = placement or default_placement(model, dtype, place)
     home = place if chosen is TextPlacement.RESIDENT else torch.device("cpu")
     component.load_into(model, dtype=dtype, device=home, progress=progress)
     model.requires_grad_(False).eval()
@@ -154,7 +152,8 @@ def load_text_encoder(
     )
 
 
-def _default_placement(model: UMT5Encoder, dtype: torch.dtype, device: torch.device) -> TextPlacement:
+def default_placement(model: UMT5Encoder, dtype: torch.dtype, device: torch.device) -> TextPlacement:
+    """Choose where an encoder goes if nobody says: on the device if it is small, else streamed."""
     num_bytes = sum(parameter.numel() for parameter in model.parameters()) * dtype.itemsize
     is_small = num_bytes <= RESIDENT_BYTES
     return TextPlacement.RESIDENT if is_small or device.type == "cpu" else TextPlacement.STREAMED
@@ -185,6 +184,9 @@ def empty_text_encoder(component: Component) -> UMT5Encoder:
 
 def _load_tokenizer(folder: Path | None) -> Any:
     """Load the tokenizer of a folder; a component without files has the byte tokenizer, which needs none."""
+    # Takes seconds to import, and who only looks at a checkpoint needs no tokenizer.
+    from transformers import AutoTokenizer, ByT5Tokenizer
+
     if folder is None:
         return ByT5Tokenizer()
     with _quiet_tokenizers():
@@ -197,6 +199,8 @@ def _load_tokenizer(folder: Path | None) -> Any:
 @contextmanager
 def _quiet_tokenizers() -> Iterator[None]:
     """Keep the library's advice on tokenizer classes and legacy modes out of our log and warnings."""
+    import transformers
+
     verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity(logging.ERROR)
     try:

@@ -18,8 +18,8 @@ from worldmodel.wan.text_encoder import (
     TextCleaning,
     TextEncoder,
     TextPlacement,
-    _default_placement,
     clean_text,
+    default_placement,
     load_text_encoder,
 )
 from worldmodel.wan.umt5 import UMT5Encoder, parse_umt5_config
@@ -153,14 +153,14 @@ def test_every_placement_gives_the_same_rows(encoder: TextEncoder, placement: Te
         assert torch.equal(placed.encode(prompt), encoder.encode(prompt))
 
 
-def test_the_default_placement_streams_what_is_large_and_has_a_device_to_go_to() -> None:
+def test_thedefault_placement_streams_what_is_large_and_has_a_device_to_go_to() -> None:
     with torch.device("meta"):
         full = UMT5Encoder(parse_umt5_config(FULL.text_encoder))
         tiny = UMT5Encoder(parse_umt5_config(TINY.text_encoder))
     cuda, cpu = torch.device("cuda"), torch.device("cpu")
-    assert _default_placement(full, torch.bfloat16, cuda) is TextPlacement.STREAMED
-    assert _default_placement(full, torch.bfloat16, cpu) is TextPlacement.RESIDENT
-    assert _default_placement(tiny, torch.bfloat16, cuda) is TextPlacement.RESIDENT
+    assert default_placement(full, torch.bfloat16, cuda) is TextPlacement.STREAMED
+    assert default_placement(full, torch.bfloat16, cpu) is TextPlacement.RESIDENT
+    assert default_placement(tiny, torch.bfloat16, cuda) is TextPlacement.RESIDENT
 
 
 def test_an_encoder_config_of_another_structure_is_one_clear_error(copy: Path) -> None:

@@ -1,0 +1,25 @@
+"""Verbs whose work needs torch: they run as a program of their own, so that the command line stays light."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from server.worker_process import worker_environment
+
+TOOLS = {
+    "inspect": ("worldmodel.tools.inspect", "show what a checkpoint holds and what it takes to serve it"),
+    "make-checkpoint": (
+        "worldmodel.tools.make_checkpoint",
+        "write a random checkpoint like a published one",
+    ),
+}
+"""Verb: the module that does it, and its line in the help. All arguments go to the module."""
+
+
+def run_tool(verb: str, arguments: Sequence[str]) -> int:
+    """Run a verb's program on this terminal and return its exit code."""
+    module, _ = TOOLS[verb]
+    command = [sys.executable, "-P", "-m", module, *arguments]
+    return subprocess.run(command, env=worker_environment(cpu_threads=1), check=False).returncode

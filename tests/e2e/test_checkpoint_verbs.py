@@ -1,0 +1,28 @@
+"""`make-checkpoint`, `inspect` and `doctor` as commands, and a server's worker on what they made."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def worldserve(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "server", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+
+
+def test_a_made_checkpoint_can_be_inspected_and_checked(tmp_path: Path) -> None:
+    out = tmp_path / "made"
+    made = worldserve("make-checkpoint", "--like", "lingbot-world-v2", "--layout", "original", str(out))
+    assert made.returncode == 0, made.stderr
+    inspected = worldserve("inspect", str(out), "--json", "--width", "96", "--height", "64")
+    assert inspected.returncode == 0, inspected.stderr
+    assert json.loads(inspected.stdout)["problems"] == []
+    flags = ("--model.checkpoint", str(out), "--server.port", "0", "--json")
+    checked = worldserve("doctor", "configs/demo.toml", *flags)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert {entry["name"] for entry in json.loads(checked.stdout)} >= {"port", "encoder", "checkpoint", "memlock"}

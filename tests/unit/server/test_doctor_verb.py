@@ -1,0 +1,75 @@
+"""The server's half of `doctor`, and how both halves become one report."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from server import doctor_verb
+from server.config import ServerConfig, bundled_config, load_config
+from server.doctor_verb import Check, doctor, server_checks
+
+
+def config(**flags: str) -> ServerConfig:
+    settings = {key.replace("__", "."): value for key, value in flags.items()}
+    return load_config(bundled_config("demo"), environment={}, flags={"server.port": "0", **settings})
+
+
+def found(settings: ServerConfig) -> dict[str, Check]:
+    return {check.name: check for check in server_checks(settings)}
+
+
+def test_a_good_host_is_ok() -> None:
+    assert {check.status for check in found(config()).values()} == {"OK"}
+
+
+def test_a_taken_port_fails_with_what_to_do() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        check = found(config(server__port=str(taken.getsockname()[1])))["port"]
+    assert check.status == "FAIL"
+    assert "the port is in use" in check.found
+
+
+def test_missing_packages_fail_with_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_verb.importlib.util, "find_spec", lambda name: None if name == "av" else object())
+    checks = found(config())
+    assert checks["packages"].status == "FAIL"
+    assert checks["packages"].found == "missing av: pip install 'worldserve[demo]'"
+    assert "encoder" not in checks
+
+
+@pytest.mark.parametrize(("free_bytes", "status"), [(20e9, "OK"), (5e9, "WARN"), (0.5e9, "FAIL")])
+def test_room_for_recordings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_bytes: float, status: str) -> None:
+    monkeypatch.setattr(doctor_verb.shutil, "disk_usage", lambda _: SimpleNamespace(free=int(free_bytes)))
+    check = found(config(recording__folder=str(tmp_path / "new")))["disk for recordings"]
+    assert check.status == status
+    assert check.expected.startswith("10.7 GB in")
+
+
+def test_a_worker_that_cannot_start_is_a_failed_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = SimpleNamespace(returncode=1, stdout=b"", stderr=b"Traceback\nImportError: no torch here\n")
+    monkeypatch.setattr(doctor_verb.subprocess, "run", lambda *_, **__: ended)
+    [check] = doctor_verb.worker_checks(config())
+    assert (check.status, check.found) == ("FAIL", "it ended with exit code 1: ImportError: no torch here")
+
+
+@pytest.mark.parametrize(("status", "code"), [("OK", 0), ("WARN", 0), ("FAIL", 1)])
+def test_the_report_has_a_line_for_each_check_and_an_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], status: str, code: int
+) -> None:
+    long = "a very long finding that would not fit into the width of a terminal of eighty columns at all, ever"
+    answer = Check(status=status, name="device", expected="cuda:0", found=long)
+    monkeypatch.setattr(doctor_verb, "worker_checks", lambda _: [answer])
+    assert doctor(config(), as_json=False) == code
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1].startswith(f"{status:<4}  device")
+    assert lines[-1].endswith(f"{long} (expected: cuda:0)")
+    assert len(lines) == 4
+    assert doctor(config(), as_json=True) == code
+    assert json.loads(capsys.readouterr().out)[-1]["name"] == "device"

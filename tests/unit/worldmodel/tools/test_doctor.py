@@ -1,0 +1,137 @@
+"""The worker's half of `doctor`: every check with a good and a bad host, none of which exists here."""
+
+from __future__ import annotations
+
+import io
+import json
+import resource
+import sys
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+import torch
+
+from worldmodel.messages import StartWorker
+from worldmodel.tools import doctor
+from worldmodel.tools.doctor import Check, Status, run_checks
+
+
+def start(**changes: object) -> StartWorker:
+    fields = {"checkpoint": "random:lingbot-world-v2-tiny", "width": 96, "height": 64, **changes}
+    return StartWorker(model="lingbot_world_v2", fps=16, **fields)  # type: ignore[arg-type]
+
+
+def checks(message: StartWorker) -> dict[str, Check]:
+    return {check.name: check for check in run_checks(message)}
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A host with one CUDA card whose properties a test may change."""
+    facts = SimpleNamespace(name="Card", major=9, minor=0, free_bytes=140 * 10**9)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: facts)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (facts.free_bytes, 141 * 10**9))
+    monkeypatch.setattr(doctor, "_available_bytes", lambda: 64 * 10**9)
+    return facts
+
+
+FULL = {"checkpoint": "random:lingbot-world-v2", "width": 832, "height": 480, "device": "cuda:0", "precision": "bf16"}
+
+
+def test_a_tiny_model_on_the_cpu_is_fine() -> None:
+    found = checks(start())
+    assert {check.status for check in found.values()} == {Status.OK}
+    assert set(found) == {"torch", "device", "checkpoint", "memory for the model", "host memory", "memlock"}
+
+
+def test_the_full_model_on_a_large_card(card: SimpleNamespace) -> None:
+    found = checks(start(**FULL))
+    assert {found[name].status for name in ("torch", "device", "checkpoint", "device memory", "host memory")} == {
+        Status.OK
+    }
+    assert found["device memory"].expected == "73.9 GB for weights and one session"
+    assert found["host memory"].expected == "12.4 GB for loading and the text encoder"
+    assert "11.4 GB for the streamed text encoder" in found["memlock"].expected
+
+
+def test_a_card_that_is_too_small_or_too_old(card: SimpleNamespace) -> None:
+    card.free_bytes = 47 * 10**9
+    memory = checks(start(**FULL))["device memory"]
+    assert (memory.status, memory.found) == (Status.FAIL, "47.0 GB free of 141.0 GB")
+    card.major, card.minor = 7, 5
+    found = checks(start(**FULL))
+    assert found["device"].status is Status.FAIL
+    assert "compute capability 7.5" in found["device"].found
+
+
+def test_a_device_that_is_not_there() -> None:
+    assert checks(start(device="cuda:7"))["device"].status is Status.FAIL
+    assert checks(start(device="tpu!"))["device"].expected == "cpu, cuda or cuda:N"
+
+
+def test_a_host_with_too_little_memory(card: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_available_bytes", lambda: 8 * 10**9)
+    found = checks(start(**FULL))["host memory"]
+    assert (found.status, found.found) == (Status.FAIL, "8.0 GB available")
+
+
+@pytest.mark.parametrize(
+    ("limit", "status"), [(resource.RLIM_INFINITY, Status.OK), (12 * 10**9, Status.OK), (8 * 2**20, Status.WARN)]
+)
+def test_the_limit_on_locked_memory(
+    card: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, limit: int, status: Status
+) -> None:
+    monkeypatch.setattr(doctor.resource, "getrlimit", lambda _: (limit, limit))
+    assert checks(start(**FULL))["memlock"].status is status
+    assert checks(start(**{**FULL, "model_options": b'{"text_encoder": "cpu"}'}))["memlock"].status is Status.OK
+
+
+def test_kernels_that_are_missing_are_a_warning(card: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    find_spec = doctor.importlib.util.find_spec
+    monkeypatch.setattr(
+        doctor.importlib.util, "find_spec", lambda name: object() if name == "triton" else find_spec(name)
+    )
+    found = checks(start(**FULL))
+    assert found["fused kernels"].status is Status.OK
+    assert found["FlashAttention-3"].status is Status.WARN
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"checkpoint": "/nowhere"}, "checkpoint folder does not exist"),
+        ({"width": 100}, "width must be a multiple of 16"),
+        ({"precision": "int4"}, "unknown precision 'int4'"),
+        ({"model_options": b'{"flow_shift": -1}'}, "flow_shift"),
+    ],
+)
+def test_what_cannot_be_loaded_fails_with_its_reason(changes: dict[str, object], message: str) -> None:
+    found = checks(start(**changes))["checkpoint"]
+    assert found.status is Status.FAIL
+    assert message in found.found
+
+
+def test_without_torch_nothing_else_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda _: None)
+    found = list(run_checks(start()))
+    assert [(check.status, check.name, check.found) for check in found] == [(Status.FAIL, "torch", "not installed")]
+
+
+def test_an_old_torch_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.importlib.metadata, "version", lambda _: "2.5.1+cu121")
+    assert next(run_checks(start())).status is Status.FAIL
+
+
+def test_a_model_without_a_planner_is_not_looked_into() -> None:
+    other = StartWorker(model="fake", checkpoint="", width=96, height=64, fps=16)
+    assert "not looked into" in checks(other)["checkpoint"].found
+
+
+def test_the_answer_is_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    stream = SimpleNamespace(buffer=io.BytesIO(msgspec.json.encode(start())))
+    monkeypatch.setattr(sys, "stdin", stream)
+    assert doctor.main() == 0
+    assert {entry["status"] for entry in json.loads(capsys.readouterr().out)} == {"OK"}

@@ -1,0 +1,114 @@
+"""`inspect`: numbers of the full model against hand arithmetic, damaged checkpoints, and its two outputs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from worldmodel.checkpoint.writer import write_checkpoint
+from worldmodel.lingbot.config import LingBotOptions
+from worldmodel.lingbot.inspection import inspect_checkpoint
+from worldmodel.lingbot.layout import Layout, plan_checkpoint
+from worldmodel.lingbot.published import TINY
+from worldmodel.tools.inspect import main
+
+FULL = "random:lingbot-world-v2"
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    write_checkpoint(plan_checkpoint(TINY, layout=Layout.DIFFUSERS), tmp_path / "tiny", seed=0)
+    return tmp_path / "tiny"
+
+
+def test_memory_and_capacity_of_the_full_model() -> None:
+    found = inspect_checkpoint(FULL, width=832, height=480, precision="bf16")
+    memory = found.memory
+    assert memory["transformer_weights_bytes"] == 2 * 18_544_332_864
+    assert memory["kv_per_session_bytes"] == 2 * 40 * 5120 * 2 * 18 * 1560
+    assert memory["text_kv_per_session_bytes"] == 2 * 512 * 5120 * 40 * 2
+    per_layer = 4 * 4096 * 4096 + 3 * 4096 * 10240 + 32 * 64 + 2 * 4096
+    assert memory["text_encoder_on_device_bytes"] == 2 * 2 * per_layer
+    assert memory["text_encoder_on_host_bytes"] == 2 * 5_680_910_336
+    sessions = {card.card_gb: card.sessions for card in found.capacity}
+    assert sessions == {24.0: 0, 48.0: 0, 80.0: 1, 141.0: 2}
+    assert found.problems == ()
+
+
+def test_where_the_text_encoder_is_changes_what_the_device_holds() -> None:
+    def on_device(text_encoder: str | None, options: dict[str, object]) -> int:
+        found = inspect_checkpoint(
+            FULL,
+            width=832,
+            height=480,
+            precision="bf16",
+            text_encoder=text_encoder,
+            options=LingBotOptions.from_json(json.dumps(options).encode()),
+            cards_gb=(80.0,),
+        )
+        return found.memory["text_encoder_on_device_bytes"]
+
+    assert on_device("resident", {}) == 2 * 5_680_910_336
+    assert on_device("cpu", {}) == 0
+    assert on_device(None, {"text_encoder": "cpu"}) == 0
+    assert on_device("resident", {"text_encoder": "cpu"}) == 2 * 5_680_910_336
+
+
+def test_no_tensor_data_is_read(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("tensor data was read")
+
+    monkeypatch.setattr("worldmodel.checkpoint.loading.stream_tensors", refuse)
+    found = inspect_checkpoint(str(tiny), width=96, height=64, precision="fp32")
+    assert [(part.name, part.num_tensors) for part in found.components] == [
+        ("transformer", 91),
+        ("vae", 194),
+        ("text_encoder", 22),
+    ]
+    assert [part.dtypes for part in found.components] == [("F32",), ("F32",), ("BF16",)]
+    assert found.geometry["tokens_per_latent_frame"] == 24
+
+
+def test_json_has_everything(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tiny), "--json", "--width", "96", "--height", "64", "--cards", "8,16"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["checkpoint"] == str(tiny)
+    assert [card["card_gb"] for card in found["capacity"]] == [8.0, 16.0]
+    assert sum(part["num_parameters"] for part in found["components"]) == 576_159
+    assert len(found["digest"]) == 64
+
+
+def test_the_tables_name_every_part(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tiny)]) == 0
+    text = capsys.readouterr().out
+    for word in ("transformer", "vae", "text_encoder", "latent frames per chunk", "kv per session", "card GB"):
+        assert word in text
+
+
+def test_what_does_not_fit_is_shown_and_the_exit_code_is_1(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tiny / "vae/diffusion_pytorch_model.safetensors"
+    tensors = load_file(file)
+    tensors["strange"] = tensors.pop("quant_conv.bias")
+    save_file(tensors, file)
+    assert main([str(tiny)]) == 1
+    text = " ".join(capsys.readouterr().out.split())
+    assert "cannot be served: vae: 1 missing tensors (quant_conv.bias)" in text
+    assert "cannot be served: vae: 1 extra tensors (strange)" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["nowhere"], 1, "checkpoint folder does not exist"),
+        ([FULL, "--width", "100"], 2, "width must be a multiple of 16 pixels, got 100"),
+        ([FULL, "--precision", "int4"], 2, "unknown precision 'int4'"),
+    ],
+)
+def test_a_wrong_call_is_one_sentence(
+    arguments: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == code
+    assert message in capsys.readouterr().err

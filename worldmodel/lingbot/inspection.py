@@ -1,0 +1,211 @@
+"""What `inspect` says of a LingBot-World v2 checkpoint: parts, geometry, memory, capacity. Reads no tensor data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from kvcache.errors import BudgetTooSmall
+from kvcache.spec import KVSpec
+from worldmodel.checkpoint.component import Checkpoint
+from worldmodel.checkpoint.safetensors_header import TensorInfo
+from worldmodel.lingbot.camera import TOKEN_PIXELS
+from worldmodel.lingbot.config import LingBotOptions
+from worldmodel.lingbot.empty_model import EmptyModel, build_empty, find_problems, open_any
+from worldmodel.lingbot.memory import plan_kv
+from worldmodel.wan.layer_stream import NUM_SLOTS
+from worldmodel.wan.precision import PrecisionPlan, precision_plan
+from worldmodel.wan.text_encoder import TextPlacement, default_placement
+
+CARDS_GB = (24.0, 48.0, 80.0, 141.0)
+
+CONTEXT_BYTES = 1_500_000_000
+"""What a CUDA context, libraries and torch's workspaces take besides weights and K/V; an estimate."""
+
+MEMORY_FRACTION = 0.9
+"""The default of `kvcache.gpu_memory_fraction`."""
+
+MAX_SESSIONS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComponentFacts:
+    """One component as it is stored."""
+
+    name: str
+    class_name: str
+    dtypes: tuple[str, ...]
+    num_tensors: int
+    num_parameters: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardCapacity:
+    """Sessions that fit on a card, and what one session leaves free of what may be used (0 if it does not fit)."""
+
+    card_gb: float
+    sessions: int
+    spare_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inspection:
+    """Everything that `inspect` shows. `problems` are reasons why the checkpoint cannot be served."""
+
+    checkpoint: str
+    digest: str
+    width: int
+    height: int
+    precision: str
+    components: tuple[ComponentFacts, ...]
+    geometry: Mapping[str, object]
+    memory: Mapping[str, int]
+    capacity: tuple[CardCapacity, ...]
+    problems: tuple[str, ...]
+
+
+def inspect_checkpoint(
+    path: str,
+    *,
+    width: int,
+    height: int,
+    precision: str,
+    text_encoder: str | None = None,
+    options: LingBotOptions | None = None,
+    cards_gb: tuple[float, ...] = CARDS_GB,
+) -> Inspection:
+    """Inspect a checkpoint.
+
+    Raises `LoadFailed` if it cannot be understood, ValueError for a size or a precision that there isn't.
+    """
+    for name, pixels in (("width", width), ("height", height)):
+        if pixels < TOKEN_PIXELS or pixels % TOKEN_PIXELS:
+            raise ValueError(f"{name} must be a multiple of {TOKEN_PIXELS} pixels, got {pixels}")
+    plan = precision_plan(precision)
+    checkpoint = open_any(path)
+    options = options or LingBotOptions()
+    empty = build_empty(checkpoint, options)
+    spec = replace(
+        plan_kv(
+            empty.transformer.config,
+            empty.vae,
+            plan,
+            width=width,
+            height=height,
+            recache_on_prompt=options.recache_on_prompt,
+            noise_clip_latent_frames=options.noise_clip_latent_frames or 0,
+        ),
+        requested_sessions=MAX_SESSIONS,
+    )
+    placement = _placement(empty, plan, options, text_encoder)
+    weights_bytes = _weights(empty, plan, placement)
+    return Inspection(
+        checkpoint=checkpoint.name,
+        digest=checkpoint.digest,
+        width=width,
+        height=height,
+        precision=plan.name,
+        components=_components(checkpoint, empty),
+        geometry=_geometry(empty, spec, placement),
+        memory={**weights_bytes, **_session_memory(spec), "text_encoder_on_host_bytes": _host(empty, plan, placement)},
+        capacity=tuple(_capacity(card, spec, sum(weights_bytes.values())) for card in cards_gb),
+        problems=find_problems(checkpoint, empty),
+    )
+
+
+def _placement(
+    empty: EmptyModel, plan: PrecisionPlan, options: LingBotOptions, text_encoder: str | None
+) -> TextPlacement:
+    if text_encoder is not None:
+        return TextPlacement(text_encoder)
+    if options.text_encoder is not None:
+        return TextPlacement(options.text_encoder.value)
+    return default_placement(empty.text_encoder, plan.text_encoder, torch.device("cuda"))
+
+
+def _modules(empty: EmptyModel) -> dict[str, nn.Module]:
+    return {"transformer": empty.transformer, "vae": empty.vae, "text_encoder": empty.text_encoder}
+
+
+def _components(checkpoint: Checkpoint, empty: EmptyModel) -> tuple[ComponentFacts, ...]:
+    facts = []
+    for name, module in _modules(empty).items():
+        component = checkpoint.component(name)
+        stored: Mapping[str, TensorInfo] = component.tensors
+        facts.append(
+            ComponentFacts(
+                name=name,
+                class_name=component.class_name,
+                dtypes=tuple(sorted({info.dtype for info in stored.values()})),
+                num_tensors=len(stored) or sum(1 for _ in module.parameters()),
+                num_parameters=sum(info.num_elements for info in stored.values()) or _num_parameters(module),
+                num_bytes=sum(info.num_bytes for info in stored.values()),
+            )
+        )
+    return tuple(facts)
+
+
+def _num_parameters(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _geometry(empty: EmptyModel, spec: KVSpec, placement: TextPlacement) -> dict[str, object]:
+    config, text = empty.transformer.config, empty.text_encoder.config
+    return {
+        "layers": config.num_layers,
+        "heads": f"{config.num_heads} of {config.head_dim}",
+        "width": config.width,
+        "ffn": config.ffn_dim,
+        "latent_frames_per_chunk": config.latent_frames_per_chunk,
+        "sink_latent_frames": config.sink_latent_frames,
+        "window_latent_frames": config.window_latent_frames,
+        "tokens_per_latent_frame": spec.tokens_per_latent_frame,
+        "flow_shift": empty.flow_shift,
+        "vae": f"base {empty.vae.config.base_dim}, {empty.vae.config.z_dim} latent channels",
+        "text_encoder": f"{text.num_layers} layers of {text.d_model}, {text.vocab_size} tokens",
+        "text_encoder_placement": str(placement),
+    }
+
+
+def _weights(empty: EmptyModel, plan: PrecisionPlan, placement: TextPlacement) -> dict[str, int]:
+    """Count device bytes of the weights. The few float32 parts of the transformer are counted as its linears are."""
+    text_bytes = _num_parameters(empty.text_encoder) * plan.text_encoder.itemsize
+    if placement is TextPlacement.CPU:
+        text_bytes = 0
+    elif placement is TextPlacement.STREAMED:
+        text_bytes = NUM_SLOTS * _num_parameters(empty.text_encoder.layers[0]) * plan.text_encoder.itemsize
+    return {
+        "transformer_weights_bytes": _num_parameters(empty.transformer) * plan.linear.itemsize,
+        "vae_weights_bytes": _num_parameters(empty.vae) * plan.vae.itemsize,
+        "text_encoder_on_device_bytes": text_bytes,
+    }
+
+
+def _host(empty: EmptyModel, plan: PrecisionPlan, placement: TextPlacement) -> int:
+    """Count host bytes of the text encoder."""
+    num_parameters = 0 if placement is TextPlacement.RESIDENT else _num_parameters(empty.text_encoder)
+    return num_parameters * plan.text_encoder.itemsize
+
+
+def _session_memory(spec: KVSpec) -> dict[str, int]:
+    return {
+        "kv_per_session_bytes": spec.storage_bytes(2) - spec.storage_bytes(1),
+        "text_kv_per_session_bytes": spec.cross_attention_bytes,
+        "model_state_per_session_bytes": spec.model_owned_bytes,
+        "each_further_session_bytes": spec.required_bytes(2) - spec.required_bytes(1),
+        "shared_by_all_sessions_bytes": spec.worker_owned_bytes + spec.staging_bytes,
+        "first_session_bytes": spec.required_bytes(1),
+    }
+
+
+def _capacity(card_gb: float, spec: KVSpec, weights_bytes: int) -> CardCapacity:
+    free_bytes = int(card_gb * 1e9) - weights_bytes - CONTEXT_BYTES
+    try:
+        sessions = spec.capacity(max(free_bytes, 0), MEMORY_FRACTION)
+    except BudgetTooSmall:
+        return CardCapacity(card_gb=card_gb, sessions=0, spare_bytes=0)
+    return CardCapacity(card_gb=card_gb, sessions=sessions, spare_bytes=max(0, free_bytes - spec.required_bytes(1)))

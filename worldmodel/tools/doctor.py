@@ -1,0 +1,192 @@
+"""Can this host run a configuration? The worker's half of `worldserve doctor`: `python -m worldmodel.tools.doctor`.
+
+Reads a `StartWorker` as JSON from standard input and writes a JSON list of checks, each with `status` (OK, WARN, FAIL),
+`name`, `expected` and `found`. Nothing is loaded and nothing is allocated on a device. Works without a GPU and without
+torch. The exit code is 0 even if checks fail; whoever asked decides.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import resource
+import sys
+from collections.abc import Generator, Iterator
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+
+import msgspec
+
+from worldmodel.errors import WorldModelError
+from worldmodel.messages import StartWorker
+
+MIN_TORCH = (2, 6)
+MIN_CAPABILITY = (8, 0)
+"""Compute capability of the first cards with bfloat16 tensor cores."""
+
+STAGING_BYTES = 1_000_000_000
+"""Host memory that torch, staging buffers and pinned pixels take besides weights; an estimate."""
+
+KERNELS = (("triton", "fused kernels"), ("flash_attn_interface", "FlashAttention-3"))
+"""Optional modules, and what is done without where they are missing."""
+
+
+class Status(StrEnum):
+    """WARN: it runs, but slower or smaller than it might."""
+
+    OK = "OK"
+    WARN = "WARN"
+    FAIL = "FAIL"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One line of the report."""
+
+    status: Status
+    name: str
+    expected: str
+    found: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """Bytes that a configuration takes: on the device for one session, on the host, and page-locked of those."""
+
+    device_bytes: int
+    host_bytes: int
+    locked_bytes: int
+
+
+def main() -> int:
+    """Answer the request on standard input."""
+    start = msgspec.json.decode(sys.stdin.buffer.read(), type=StartWorker)
+    print(json.dumps([asdict(check) for check in run_checks(start)]))
+    return 0
+
+
+def run_checks(start: StartWorker) -> Iterator[Check]:
+    """Yield all checks, in the order in which a start would meet the problems."""
+    torch_check = _check_torch()
+    yield torch_check
+    if torch_check.status is Status.FAIL:
+        return
+    device_checks = list(_check_device(start.device))
+    yield from device_checks
+    needs = yield from _check_checkpoint(start)
+    if needs is not None:
+        if all(check.status is Status.OK for check in device_checks):
+            yield from _check_device_memory(start, needs)
+        yield _check_host_memory(needs)
+        yield _check_locked_memory(needs)
+    yield from _check_kernels(start.device)
+
+
+def _check_torch() -> Check:
+    expected = f"{'.'.join(map(str, MIN_TORCH))} or later"
+    if importlib.util.find_spec("torch") is None:
+        return Check(status=Status.FAIL, name="torch", expected=expected, found="not installed")
+    version = importlib.metadata.version("torch")
+    is_new = tuple(int(part) for part in version.split(".")[:2]) >= MIN_TORCH
+    return Check(status=Status.OK if is_new else Status.FAIL, name="torch", expected=expected, found=version)
+
+
+def _check_device(name: str) -> Iterator[Check]:
+    import torch
+
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        yield Check(status=Status.FAIL, name="device", expected="cpu, cuda or cuda:N", found=repr(name))
+        return
+    if device.type != "cuda":
+        yield Check(status=Status.OK, name="device", expected=name, found=f"{device.type} (small models only)")
+        return
+    num_devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    index = device.index or 0
+    if index >= num_devices:
+        found = f"torch {torch.__version__} finds {num_devices} CUDA devices"
+        yield Check(status=Status.FAIL, name="device", expected=name, found=found)
+        return
+    properties = torch.cuda.get_device_properties(index)
+    capability = (properties.major, properties.minor)
+    found = f"{properties.name}, compute capability {properties.major}.{properties.minor}"
+    status = Status.OK if capability >= MIN_CAPABILITY else Status.FAIL
+    yield Check(status=status, name="device", expected=f"{name} with capability 8.0 or later", found=found)
+
+
+def _check_checkpoint(start: StartWorker) -> Generator[Check, None, Needs | None]:
+    """Yield the check of the checkpoint; return what it needs, None if that cannot be known."""
+    from worldmodel.tools.doctor_needs import checkpoint_needs
+
+    expected = f"a checkpoint for {start.model}"
+    try:
+        found, problems, needs = checkpoint_needs(start)
+    except (WorldModelError, ValueError) as error:
+        yield Check(status=Status.FAIL, name="checkpoint", expected=expected, found=str(error))
+        return None
+    if problems:
+        yield Check(status=Status.FAIL, name="checkpoint", expected=expected, found="; ".join(problems))
+    else:
+        yield Check(status=Status.OK, name="checkpoint", expected=expected, found=found)
+    return needs
+
+
+def _check_device_memory(start: StartWorker, needs: Needs) -> Iterator[Check]:
+    import torch
+
+    expected = f"{_gb(needs.device_bytes)} for weights and one session"
+    if torch.device(start.device).type != "cuda":
+        yield _memory_check("memory for the model", expected, _available_bytes(), needs.device_bytes)
+        return
+    free_bytes, total_bytes = torch.cuda.mem_get_info(start.device)
+    status = Status.OK if free_bytes >= needs.device_bytes else Status.FAIL
+    found = f"{_gb(free_bytes)} free of {_gb(total_bytes)}"
+    yield Check(status=status, name="device memory", expected=expected, found=found)
+
+
+def _check_host_memory(needs: Needs) -> Check:
+    expected = f"{_gb(needs.host_bytes)} for loading and the text encoder"
+    return _memory_check("host memory", expected, _available_bytes(), needs.host_bytes)
+
+
+def _memory_check(name: str, expected: str, available_bytes: int, wanted_bytes: int) -> Check:
+    status = Status.OK if available_bytes >= wanted_bytes else Status.FAIL
+    return Check(status=status, name=name, expected=expected, found=f"{_gb(available_bytes)} available")
+
+
+def _available_bytes() -> int:
+    import psutil
+
+    return int(psutil.virtual_memory().available)
+
+
+def _check_locked_memory(needs: Needs) -> Check:
+    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    found = "no limit" if limit == resource.RLIM_INFINITY else f"limit of {_gb(limit)}"
+    if needs.locked_bytes == 0:
+        return Check(status=Status.OK, name="memlock", expected="nothing is page-locked for long", found=found)
+    is_enough = limit == resource.RLIM_INFINITY or limit >= needs.locked_bytes
+    # The CUDA driver locks pages on its own account on most systems, so that a low limit need not matter.
+    status = Status.OK if is_enough else Status.WARN
+    expected = f"{_gb(needs.locked_bytes)} for the streamed text encoder"
+    return Check(status=status, name="memlock", expected=expected, found=found)
+
+
+def _check_kernels(device: str) -> Iterator[Check]:
+    if not device.startswith("cuda"):
+        return
+    for module, purpose in KERNELS:
+        is_there = importlib.util.find_spec(module) is not None
+        found = "installed" if is_there else "not installed: the plain path is used unless the configuration names it"
+        status = Status.OK if is_there else Status.WARN
+        yield Check(status=status, name=purpose, expected=f"module {module}", found=found)
+
+
+def _gb(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.1f} GB"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,46 @@
+"""What a configuration's model needs of the host, from headers alone. Models without a planner need nothing known."""
+
+from __future__ import annotations
+
+from worldmodel.lingbot.config import LingBotOptions
+from worldmodel.lingbot.inspection import CONTEXT_BYTES, Inspection, inspect_checkpoint
+from worldmodel.messages import StartWorker
+from worldmodel.tools.doctor import STAGING_BYTES, Needs
+from worldmodel.wan.text_encoder import TextPlacement
+
+
+def checkpoint_needs(start: StartWorker) -> tuple[str, tuple[str, ...], Needs | None]:
+    """Return a description of the checkpoint, its problems, and what it needs.
+
+    Raises `LoadFailed`, `RequestRefused` or ValueError if that cannot be found out.
+    """
+    if start.model != "lingbot_world_v2":
+        return f"{start.checkpoint or 'none'} (not looked into for this model)", (), None
+    options = LingBotOptions.from_json(start.model_options)
+    is_cuda = start.device.startswith("cuda")
+    found = inspect_checkpoint(
+        start.checkpoint,
+        width=start.width,
+        height=start.height,
+        precision=start.precision,
+        options=options,
+        text_encoder=None if is_cuda else TextPlacement.RESIDENT.value,
+    )
+    return _describe(found), found.problems, _needs(found, is_cuda=is_cuda)
+
+
+def _describe(found: Inspection) -> str:
+    parameters = sum(part.num_parameters for part in found.components)
+    stored = sum(part.num_bytes for part in found.components)
+    return f"{found.checkpoint}: {parameters / 1e9:.2f} billion parameters, {stored / 1e9:.1f} GB"
+
+
+def _needs(found: Inspection, *, is_cuda: bool) -> Needs:
+    weights = ("transformer_weights_bytes", "vae_weights_bytes", "text_encoder_on_device_bytes", "first_session_bytes")
+    device_bytes = sum(found.memory[name] for name in weights)
+    off_device = found.memory["text_encoder_on_host_bytes"]
+    return Needs(
+        device_bytes=device_bytes + (CONTEXT_BYTES if is_cuda else 0),
+        host_bytes=STAGING_BYTES + off_device,
+        locked_bytes=off_device if found.geometry["text_encoder_placement"] == TextPlacement.STREAMED else 0,
+    )
