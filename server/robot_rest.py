@@ -37,7 +37,6 @@ from server.wire.robot_messages import (
     config_map,
     pack_step_answer,
     read_request,
-    read_session_id,
     row_lists,
 )
 from server.wire.robot_rest import (
@@ -121,10 +120,7 @@ async def create_robot_session(request: Request) -> RobotSessionView:
     context, owner = context_of(request), authorize(request)
     body = await read_model(request, CreateRobotSession, may_be_empty=True)
     context.table.require_worker()
-    try:
-        name = read_session_id(body.session_id) or new_session_id()
-    except MalformedRequest as error:
-        raise BadInput(ErrorCode.BAD_MESSAGE, str(error), field=error.field) from error
+    name = body.session_id or new_session_id()
     actor = context.robots.begin(name, owner=owner, holder=_REST, idle_s=context.config.robot.rest_idle_s)
     return _view(actor, context)
 

@@ -13,13 +13,15 @@ from server.wire.robot_arrays import Array, read_array
 from server.wire.robot_messages import MAX_ARRAYS, MAX_SESSION_ID_CHARS, MAX_STEP_ID, MalformedRequest, read_observation
 from server.wire.robot_msgpack import MalformedMsgpack
 
+REST_SESSION_ID = r"^[A-Za-z0-9_-][A-Za-z0-9_.:@-]*$"
+
 StepId = Annotated[int, Field(ge=0, le=MAX_STEP_ID)]
 
 
 class CreateRobotSession(WireModel):
-    """Body of `POST /v1/robot/sessions`. Without `session_id` the server makes one."""
+    """Body of `POST /v1/robot/sessions`. Without `session_id` the server makes one; it is part of addresses."""
 
-    session_id: Annotated[str, Field(min_length=1, max_length=MAX_SESSION_ID_CHARS)] | None = None
+    session_id: Annotated[str, Field(max_length=MAX_SESSION_ID_CHARS, pattern=REST_SESSION_ID)] | None = None
 
 
 class ArrayBody(WireModel):

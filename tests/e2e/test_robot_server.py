@@ -10,11 +10,15 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import numpy as np
 import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
 from jsonschema import Draft202012Validator
+from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from clients.examples import robot_replay
 from server.wire.robot_arrays import pack_message, unpack_message
@@ -169,8 +173,8 @@ async def cycles(server: ServerProcess, number: int) -> None:
 
 @pytest.mark.parametrize("number", [20, pytest.param(200, marks=pytest.mark.slow)])
 async def test_connect_infer_drop_leaves_nothing(server: ServerProcess, number: int) -> None:
-    async def counts() -> dict[str, Any]:
-        await asyncio.to_thread(server.until, lambda: empty(server), what="no robot is left")
+    def counts() -> dict[str, float]:
+        server.until(lambda: empty(server), what="no robot is left")
         process, worker = server.ps, server.worker()
         return {
             "tasks": server.metric("worldserve_asyncio_tasks"),
@@ -182,9 +186,14 @@ async def test_connect_infer_drop_leaves_nothing(server: ServerProcess, number: 
         }
 
     await cycles(server, 10)
-    before = await counts()
+    before = await asyncio.to_thread(counts)
     await cycles(server, number)
-    assert await counts() == before
+
+    # The connection of the last question may still be closing, so that a count is wrong once, but not for good.
+    def settled() -> bool:
+        return all(count <= before[name] for name, count in counts().items())
+
+    await asyncio.to_thread(server.until, settled, what="everything is as before", timeout_s=20.0)
 
 
 def test_the_example_draws_what_a_robot_was_told(
@@ -350,6 +359,18 @@ def test_a_body_of_another_kind_is_refused(rest: Rest, kind: str, content: bytes
     assert code_of(answer) == (status, code)
 
 
+@pytest.mark.parametrize("name", ["", "a/b", "..", "a b", "x" * 129, 5])
+def test_a_name_that_makes_no_address_is_refused(rest: Rest, name: object) -> None:
+    assert code_of(rest.http.post("/robot/sessions", json={"session_id": name})) == (422, "bad_message")
+
+
+def test_a_session_of_a_world_is_refused(rest: Rest) -> None:
+    body = {"prompt": "a town", "image": {"name": "day"}}
+    status, code = code_of(rest.http.post("/sessions", json=body))
+    assert (status, code) != (500, "internal")
+    assert 400 <= status < 500
+
+
 def test_a_failed_step_needs_a_reset(rest: Rest) -> None:
     session_id = rest.create()
     assert code_of(rest.step(session_id, 0, seen(1), prompt="!late")) == (500, "tick_failed")
@@ -367,3 +388,28 @@ def test_the_interface_is_described(server: ServerProcess, rest: Rest) -> None:
     Draft202012Validator(bodies["application/json"]["schema"]).validate(body)
     assert "$ref" not in json.dumps(bodies)
     assert step["responses"]["200"]["content"].keys() == {"application/json", "application/msgpack"}
+
+
+def test_generated_requests_get_documented_answers(server: ServerProcess) -> None:
+    schema = schemathesis.openapi.from_url(f"{server.url}openapi.json").include(path_regex="^/v1/robot")
+    operations = [found.ok() for found in schema.get_all_operations()]
+    assert len(operations) == 7
+
+    for operation in operations:
+
+        @settings(
+            max_examples=5,
+            deadline=None,
+            phases=(Phase.explicit, Phase.generate),
+            suppress_health_check=list(HealthCheck),
+            derandomize=True,
+        )
+        @given(case=operation.as_strategy())
+        def answers_as_documented(case: schemathesis.Case) -> None:
+            # A schema can't say which names exist and which pictures fit, so valid requests may be refused.
+            case.call_and_validate(excluded_checks=[positive_data_acceptance])
+
+        answers_as_documented()
+    for session in httpx.get(server.url + "v1/robot/sessions", trust_env=False).json()["sessions"]:
+        name = quote(session["session_id"], safe="")
+        assert httpx.delete(f"{server.url}v1/robot/sessions/{name}", trust_env=False).status_code == 204
