@@ -184,19 +184,24 @@ class RobotActor:
 
     # ------------------------------------------------------------ opening
 
-    async def _open(self) -> None:
+    async def open(self) -> None:
+        """Take a place and open in the worker now rather than with the first call. Raises `ServerError`."""
+        await asyncio.shield(self._tasks.spawn(self._open(eagerly=True)))
+
+    async def _open(self, *, eagerly: bool = False) -> None:
         async with self._operation:
-            if not self.session.needs_opening:
+            if not (self.session.needs_opening or (eagerly and self.session.phase is RobotPhase.EMPTY)):
                 return
             self.session.begin_opening()
             try:
-                place = await self._services.admit()
+                await self._open_in(await self._services.admit())
             except ServerError as error:
-                self._opening_failed(error)
-                return
-            await self._open_in(place)
+                self._reject(self.session.opening_failed(), error, FAILED)
+                if eagerly:
+                    raise
 
     async def _open_in(self, place: Place) -> None:
+        """Open in the worker. Raises `ServerError`; then the place is free again."""
         worker = self._services.worker
         seat = WorkerSeat(
             worker,
@@ -219,14 +224,10 @@ class RobotActor:
             if isinstance(error, OutcomeUnknown):
                 await seat.close()
             seat.give_back()
-            self._opening_failed(from_worker(error, fallback=ErrorCode.REQUEST_REFUSED))
-            return
+            raise from_worker(error, fallback=ErrorCode.REQUEST_REFUSED) from error
         self._seat = seat
         self.session.opened()
         self._services.scheduler.wake()
-
-    def _opening_failed(self, error: ServerError) -> None:
-        self._reject(self.session.opening_failed(), error, FAILED)
 
     # ------------------------------------------------------------ ticks
 

@@ -15,7 +15,7 @@ from fastapi.responses import Response
 
 from server.context import ServerContext
 from server.dialects.robot import make_observation, robot_config
-from server.errors import BadInput, ErrorCode
+from server.errors import BadInput, ErrorCode, ServerError
 from server.ids import new_session_id
 from server.rest_requests import (
     ERRORS,
@@ -116,12 +116,16 @@ async def describe_robot(request: Request) -> RobotDescription:
     "/v1/robot/sessions", status_code=HTTPStatus.CREATED, openapi_extra=body_of(CreateRobotSession, required=False)
 )
 async def create_robot_session(request: Request) -> RobotSessionView:
-    """Begin a session. It takes a place in the worker with its first step, and ends when unused for `rest_idle_s`."""
+    """Begin a session, with a place in the worker. It ends when it is unused for `rest_idle_s`."""
     context, owner = context_of(request), authorize(request)
     body = await read_model(request, CreateRobotSession, may_be_empty=True)
-    context.table.require_worker()
     name = body.session_id or new_session_id()
     actor = context.robots.begin(name, owner=owner, holder=_REST, idle_s=context.config.robot.rest_idle_s)
+    try:
+        await actor.open()
+    except ServerError:
+        actor.begin_close("refused")
+        raise
     return _view(actor, context)
 
 

@@ -92,6 +92,23 @@ async def test_a_session_takes_its_place_with_its_first_step_and_gives_it_back_a
         assert not it.table.has_ended("a", "another owner")
 
 
+async def test_a_session_may_take_its_place_before_its_first_step() -> None:
+    async with running(capacity=1) as it:
+        actor = it.begin("a")
+        await actor.open()
+        assert (actor.session.phase, it.worlds.num_resident) == (RobotPhase.ACTIVE, 1)
+        await actor.open()
+        assert it.worker.num_opened == 1
+        assert await it.step(actor, 7) == 7
+        other = it.begin("b")
+        assert (await refused(other.open())).code is ErrorCode.CAPACITY
+        assert other.session.phase is RobotPhase.EMPTY
+        await actor.begin_close("test")
+        it.worker.open_failures.append(OutcomeUnknown("no"))
+        assert (await refused(other.open())).code is ErrorCode.REQUEST_REFUSED
+        assert it.worlds.num_resident == 0
+
+
 async def test_names_belong_to_owners() -> None:
     async with running() as it:
         one, two = it.begin("a", owner="one"), it.begin("a", owner="two")
