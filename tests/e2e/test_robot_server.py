@@ -114,6 +114,7 @@ def test_the_real_client_raises_what_the_server_says(server: ServerProcess, tmp_
         np.testing.assert_array_equal(policy.infer({**seen(1), "prompt": "go"}), Twin().step(seen(1)))
 
 
+@pytest.mark.slow
 @pytest.mark.openpi
 def test_four_real_clients_in_turn_act_as_alone(server: ServerProcess, tmp_path: Path) -> None:
     clients = [OpenPiClient(websocket(server, OFFICIAL), tmp_path) for _ in range(4)]
@@ -390,6 +391,7 @@ def test_the_interface_is_described(server: ServerProcess, rest: Rest) -> None:
     assert step["responses"]["200"]["content"].keys() == {"application/json", "application/msgpack"}
 
 
+@pytest.mark.slow
 def test_generated_requests_get_documented_answers(server: ServerProcess) -> None:
     schema = schemathesis.openapi.from_url(f"{server.url}openapi.json").include(path_regex="^/v1/robot")
     operations = [found.ok() for found in schema.get_all_operations()]
@@ -398,7 +400,7 @@ def test_generated_requests_get_documented_answers(server: ServerProcess) -> Non
     for operation in operations:
 
         @settings(
-            max_examples=5,
+            max_examples=20,
             deadline=None,
             phases=(Phase.explicit, Phase.generate),
             suppress_health_check=list(HealthCheck),

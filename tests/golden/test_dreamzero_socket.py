@@ -69,7 +69,7 @@ def assert_golden(actions: Any, index: int) -> None:
 
 
 @pytest.mark.openpi
-@pytest.mark.parametrize("path", [OFFICIAL, OPENPI])
+@pytest.mark.parametrize("path", [OFFICIAL, pytest.param(OPENPI, marks=pytest.mark.slow)])
 def test_dreamzero_eight_calls_of_the_real_client(server: ServerProcess, tmp_path: Path, path: str) -> None:
     with OpenPiClient(server.url.replace("http://", "ws://") + path, tmp_path) as policy:
         view = manifest()["tiny_config"]["view"]
