@@ -171,7 +171,7 @@ class RobotTable:
         if name is not None:
             self._by_name[owner, name] = actor
         self._started_counter.inc()
-        log.info("robot session %s started", actor.session_id, extra=about(session_id=actor.session_id))
+        log.info("robot session %s (%r) started", actor.session_id, name, extra=about(session_id=actor.session_id))
         self._timers_changed.set()
         return actor
 

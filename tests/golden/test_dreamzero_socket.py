@@ -1,7 +1,7 @@
 """DreamZero through the front door: the golden policy calls over a real socket, and robots that leave each other alone.
 
 A real server and its worker process load a folder written from the golden weights. The noise of a call is drawn from
-the official seed; `test_dreamzero_rollout.py` shows that this is the noise of the files.
+the seed of the files; `test_dreamzero_rollout.py` shows that this is their noise.
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ height = {height}
 fps = 5
 precision = "fp32"
 
+[model.options]
+noise_seed = {seed}
+
 [kvcache]
 requested_sessions = 4
 
@@ -46,7 +49,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     checkpoint = write_checkpoint(folder / "checkpoint")
     size = start_worker(checkpoint)
     config = folder / "dreamzero.toml"
-    text = CONFIG.format(checkpoint=checkpoint.as_posix(), width=size.width, height=size.height)
+    seed = manifest()["tiny_config"]["head"]["seed"]
+    text = CONFIG.format(checkpoint=checkpoint.as_posix(), width=size.width, height=size.height, seed=seed)
     config.write_text(text, encoding="utf-8")
     with running_command("server", "serve", str(config), "--port", "0") as server:
         server.until_ready()
