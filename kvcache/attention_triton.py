@@ -160,4 +160,6 @@ def _tiles(q_NHD: Tensor, num_keys: int) -> tuple[int, int, int]:
     """Return query rows and keys of a tile, and warps. float32 takes smaller tiles, to fit in shared memory."""
     if q_NHD.element_size() > 2:
         return 32, 32, 4
-    return (128, 64, 4) if num_keys <= 512 else (128, 128, 8)
+    # Measured on an H200 with 4680 queries and 40 heads of 128, 2026-11-30: 121, 391 and 512 keys in 0.10, 0.16 and
+    # 0.16 ms; (128, 128, 8) takes 0.24 ms for 391, (128, 32, 4) takes longer for few and for very many.
+    return (128, 32, 4) if 128 < num_keys <= 1024 else (128, 128, 8)

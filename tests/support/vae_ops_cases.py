@@ -27,6 +27,11 @@ def check_vae_ops(ops: VaeOps, *, channels: int, dtype: torch.dtype, device: str
         PLAIN.norm_silu(x, input_bias, gamma, expected[:, 2:])
         assert distance(got, expected) < tolerance
         assert (got[:, :2] == 7.0).all()
+        got, expected = (torch.full((2, 3, 5, 7, 3 * channels), 7.0, dtype=dtype, device=device) for _ in range(2))
+        ops.norm_silu_taps(x, input_bias, gamma, got)
+        PLAIN.norm_silu_taps(x, input_bias, gamma, expected)
+        assert distance(got, expected) < tolerance
+        assert torch.equal(got == 7.0, expected == 7.0)
     assert distance(ops.add_bias_and_skip(x.clone(), bias, skip), PLAIN.add_bias_and_skip(x, bias, skip)) < tolerance
     y = draw(2, 3, 6, 8, 4 * channels)
     assert distance(ops.join_doubled(y, bias), PLAIN.join_doubled(y, bias)) < tolerance

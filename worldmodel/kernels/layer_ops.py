@@ -181,7 +181,7 @@ def to_fp8(x: Tensor) -> Tensor:
 
 
 def _rotate(x_THK: Tensor, rotations_TR2: Tensor) -> Tensor:
-    even_THR, odd_THR = x_THK.float().unflatten(-1, (-1, 2)).unbind(-1)
+    even_THR, odd_THR = x_THK.float().view(*x_THK.shape[:-1], -1, 2).unbind(-1)
     cos_T1R, sin_T1R = rotations_TR2[:, None, :, 0], rotations_TR2[:, None, :, 1]
     pairs = (even_THR * cos_T1R - odd_THR * sin_T1R, even_THR * sin_T1R + odd_THR * cos_T1R)
     return torch.stack(pairs, dim=-1).flatten(-2).to(x_THK.dtype)

@@ -286,4 +286,4 @@ def _require_contiguous(**tensors: Tensor | None) -> None:
 
 def _num_warps(width: int) -> int:
     """Return warps such that a thread holds 16 to 32 elements of a row."""
-    return max(1, min(16, triton.next_power_of_2(width) // 1024))
+    return max(1, min(16, int(triton.next_power_of_2(width)) // 1024))

@@ -20,11 +20,13 @@ def _norm_silu_kernel(
     gamma_ptr,
     out_ptr,
     num_pixels,
+    frame_pixels,
     num_channels,
     root_channels,
     PADDED_CHANNELS: tl.constexpr,
     PIXELS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    STACKS_TAPS: tl.constexpr,
 ):
     pixels = tl.program_id(0).to(tl.int64) * PIXELS + tl.arange(0, PIXELS)
     channels = tl.arange(0, PADDED_CHANNELS)
@@ -37,8 +39,14 @@ def _norm_silu_kernel(
     length = tl.maximum(tl.sqrt(tl.sum(y * y, 1)), 1e-12)
     gamma = tl.load(gamma_ptr + channels, mask=is_channel, other=0.0).to(tl.float32)
     normed = y * (root_channels / length)[:, None] * gamma[None, :]
-    out = normed * tl.sigmoid(normed)
-    tl.store(out_ptr + offsets, out.to(out_ptr.dtype.element_ty), mask=mask)
+    out = (normed * tl.sigmoid(normed)).to(out_ptr.dtype.element_ty)
+    if STACKS_TAPS:
+        for delay in tl.static_range(3):
+            later = pixels + delay * frame_pixels
+            target = later[:, None] * 3 * num_channels + (2 - delay) * num_channels + channels[None, :]
+            tl.store(out_ptr + target, out, mask=(later[:, None] < num_pixels) & is_channel[None, :])
+    else:
+        tl.store(out_ptr + offsets, out, mask=mask)
 
 
 @triton.jit
@@ -73,26 +81,10 @@ class TritonVaeOps:
     """Fused kernels for CUDA devices."""
 
     def norm_silu(self, x_BTHWC: Tensor, bias_C: Tensor | None, gamma_C: Tensor, out_BTHWC: Tensor) -> None:
-        channels = x_BTHWC.shape[-1]
-        padded = triton.next_power_of_2(channels)
-        pixels = max(1, ELEMENTS_PER_PROGRAM // padded)
-        # Frames behind a history are one run of memory per clip of the batch.
-        for x_THWC, out_THWC in zip(x_BTHWC, out_BTHWC, strict=True):
-            _require_contiguous(x=x_THWC, out=out_THWC, gamma=gamma_C)
-            num_pixels = x_THWC.numel() // channels
-            _norm_silu_kernel[(triton.cdiv(num_pixels, pixels),)](
-                x_THWC,
-                bias_C,
-                gamma_C,
-                out_THWC,
-                num_pixels,
-                channels,
-                channels**0.5,
-                PADDED_CHANNELS=padded,
-                PIXELS=pixels,
-                HAS_BIAS=bias_C is not None,
-                num_warps=4,
-            )
+        _norm_silu(x_BTHWC, bias_C, gamma_C, out_BTHWC, stacks_taps=False)
+
+    def norm_silu_taps(self, x_BTHWC: Tensor, bias_C: Tensor | None, gamma_C: Tensor, out_BTHWK: Tensor) -> None:
+        _norm_silu(x_BTHWC, bias_C, gamma_C, out_BTHWK, stacks_taps=True)
 
     def add_bias_and_skip(self, y_BTHWC: Tensor, bias_C: Tensor, skip_BTHWC: Tensor) -> Tensor:
         _require_contiguous(y=y_BTHWC, bias=bias_C, skip=skip_BTHWC)
@@ -111,6 +103,31 @@ class TritonVaeOps:
         grid = (batch * time * 2 * height, triton.cdiv(2 * width * channels, ELEMENTS_PER_PROGRAM))
         _join_kernel[grid](y_BTHWO, bias_C, out, height, width, channels, ELEMENTS=ELEMENTS_PER_PROGRAM, num_warps=4)
         return out
+
+
+def _norm_silu(x_BTHWC: Tensor, bias_C: Tensor | None, gamma_C: Tensor, out: Tensor, *, stacks_taps: bool) -> None:
+    channels = x_BTHWC.shape[-1]
+    padded = triton.next_power_of_2(channels)
+    pixels = max(1, ELEMENTS_PER_PROGRAM // padded)
+    # Frames behind a history are one run of memory per clip of the batch.
+    for x_THWC, out_clip in zip(x_BTHWC, out, strict=True):
+        _require_contiguous(x=x_THWC, out=out_clip, gamma=gamma_C)
+        num_pixels = x_THWC.numel() // channels
+        _norm_silu_kernel[(triton.cdiv(num_pixels, pixels),)](
+            x_THWC,
+            bias_C,
+            gamma_C,
+            out_clip,
+            num_pixels,
+            num_pixels // x_THWC.shape[0],
+            channels,
+            channels**0.5,
+            PADDED_CHANNELS=padded,
+            PIXELS=pixels,
+            HAS_BIAS=bias_C is not None,
+            STACKS_TAPS=stacks_taps,
+            num_warps=4,
+        )
 
 
 def _require_contiguous(**tensors: Tensor) -> None:

@@ -18,7 +18,7 @@ from worldmodel.wan.vae import WanVAE
 MAX_BASES = 2
 """Camera bases kept: one for the default intrinsics, one for those of a trajectory."""
 
-DECODE_ACTIVATIONS = 4
+DECODE_ACTIVATIONS = 6
 """Activations of the decoder's widest stage that are alive at once; an estimate, for the memory plan only."""
 
 FLOAT32_BYTES = 4

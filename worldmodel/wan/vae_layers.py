@@ -11,7 +11,8 @@ product. Convolutions have four paths, equal to rounding; `fold` chooses one and
              small inputs, so it is called by name. 12 frames 96x160 of 16 channels, 2 threads: 9 ms, FOLDED 21 ms
              (measured 2026-11-29)
     FUSED    cuDNN's three-dimensional convolution without a bias; bias, norm, SiLU and residual sums are fused kernels
-             between them (`worldmodel/kernels/vae_ops.py`)
+             between them (`worldmodel/kernels/vae_ops.py`). At 96 channels cuDNN 9 has only a slow one; there the norm
+             writes all three taps, as FOLDED has them. 12 frames 480x832 on an H200: 8.0 ms, so 4.7 ms (2026-11-30)
 
 Facts of the structure: LingBot-World v2 official code, wan/modules/vae2_1.py.
 """
@@ -160,17 +161,20 @@ class CausalConv(nn.Module):
         self.weight = _parameter(out_channels, in_channels, _TIME_TAPS, spatial_kernel, spatial_kernel)
         self.bias = _parameter(out_channels)
         self.path = ConvPath.PLAIN
+        self.stacks_taps = False
         self.fused: VaeOps | None = None
 
     def fold(self, path: ConvPath) -> None:
         """Take a path and put the weight's memory in its order, channels innermost; shape and values stay."""
+        out_channels, in_channels = self.weight.shape[:2]
         self.path = path
+        self.stacks_taps = path is ConvPath.FUSED and 64 < in_channels < 128 and out_channels > 64
         self.fused = create_vae_ops(self.weight.device) if path is ConvPath.FUSED else None
         memory_order = {
             ConvPath.PLAIN: (0, 1, 2, 3, 4),
             ConvPath.FOLDED: (0, 3, 4, 2, 1),
             ConvPath.ONEDNN: (0, 2, 3, 4, 1),
-            ConvPath.FUSED: (0, 2, 3, 4, 1),
+            ConvPath.FUSED: (0, 3, 4, 2, 1) if self.stacks_taps else (0, 2, 3, 4, 1),
         }[path]
         inverse = sorted(range(5), key=memory_order.__getitem__)
         rearranged = self.weight.detach().permute(memory_order).contiguous().permute(inverse)
@@ -202,12 +206,15 @@ class CausalConv(nn.Module):
     def _convolve_folded(self, x_BTHWC: Tensor, time_stride: int) -> Tensor:
         last = x_BTHWC.shape[1] - _HISTORY_FRAMES
         taps = [x_BTHWC[:, tap : tap + last : time_stride] for tap in range(_TIME_TAPS)]
-        stacked_BTHWC = torch.cat(taps, dim=-1)
+        return self.convolve_stacked(torch.cat(taps, dim=-1), self.bias)
+
+    def convolve_stacked(self, stacked_BTHWC: Tensor, bias: Tensor | None) -> Tensor:
+        """Convolve frames that have the three taps side by side as channels, the oldest first."""
         # In the order that `fold` chose these are views.
         folded_OHWC = self.weight.permute(0, 3, 4, 2, 1).flatten(3)
         if self.weight.shape[-1] == 1:
-            return F.linear(stacked_BTHWC, folded_OHWC.flatten(1), self.bias)
-        return _conv2d(stacked_BTHWC, folded_OHWC.permute(0, 3, 1, 2), self.bias, 1, 1)
+            return F.linear(stacked_BTHWC, folded_OHWC.flatten(1), bias)
+        return _conv2d(stacked_BTHWC, folded_OHWC.permute(0, 3, 1, 2), bias, 1, 1)
 
 
 def norm_silu_conv(
@@ -223,6 +230,8 @@ def norm_silu_conv(
 
     `input_bias_C` is added to x first, and `adds_bias` of False leaves out the convolution's own; FUSED only.
     """
+    if conv.stacks_taps:
+        return _norm_silu_conv_stacked(norm, conv, x_BTHWC, cursor, input_bias_C, adds_bias=adds_bias)
     batch, time, height, width, channels = x_BTHWC.shape
     padded_BTHWC = x_BTHWC.new_empty(batch, _HISTORY_FRAMES + time, height, width, channels)
     padded_BTHWC[:, :_HISTORY_FRAMES] = cursor.take(x_BTHWC, _HISTORY_FRAMES)
@@ -233,6 +242,30 @@ def norm_silu_conv(
         F.silu(norm.write_to(active_BTHWC, x_BTHWC), inplace=True)
     cursor.keep(padded_BTHWC[:, -_HISTORY_FRAMES:])
     return conv.convolve(padded_BTHWC, adds_bias=adds_bias)
+
+
+def _norm_silu_conv_stacked(
+    norm: RMSNorm,
+    conv: CausalConv,
+    x_BTHWC: Tensor,
+    cursor: CacheCursor,
+    input_bias_C: Tensor | None,
+    *,
+    adds_bias: bool,
+) -> Tensor:
+    assert conv.fused is not None, "only the FUSED path stacks taps"
+    batch, time, height, width, channels = x_BTHWC.shape
+    history_BTHWC = cursor.take(x_BTHWC, _HISTORY_FRAMES)
+    stacked_BTHWC = x_BTHWC.new_empty(batch, time, height, width, _TIME_TAPS * channels)
+    conv.fused.norm_silu_taps(x_BTHWC, input_bias_C, norm.gamma.view(channels), stacked_BTHWC)
+    stacked_BTHWC[:, 0, ..., :channels] = history_BTHWC[:, 0]
+    stacked_BTHWC[:, 0, ..., channels : 2 * channels] = history_BTHWC[:, 1]
+    if time > 1:
+        stacked_BTHWC[:, 1, ..., :channels] = history_BTHWC[:, 1]
+    # The two newest taps of the last frame are the last two frames.
+    newest = stacked_BTHWC[:, -1, ..., channels:].unflatten(-1, (_HISTORY_FRAMES, channels))
+    cursor.keep(newest.movedim(-2, 1))
+    return conv.convolve_stacked(stacked_BTHWC, conv.bias if adds_bias else None)
 
 
 class ResidualUnit(nn.Module):

@@ -134,6 +134,19 @@ def test_fast_paths_equal_the_plain_one(vae: WanVAE, path: ConvPath) -> None:
             close(ours, theirs)
 
 
+def test_taps_stacked_by_the_norm_equal_the_plain_path() -> None:
+    """At a width between 64 and 128, where the fused path stacks; frames come one by one or many at once."""
+    plain, fused = (make_vae(tiny_config(base_dim=72), path) for path in (ConvPath.PLAIN, ConvPath.FUSED))
+    assert any(getattr(layer, "stacks_taps", False) for layer in fused.modules())
+    splits = [1, 1, 3]
+    latent = noise(4, 1, 4, sum(splits), 1, 2)
+    caches: dict[bool, VAECache | None] = {True: None, False: None}
+    for part in latent.split(splits, dim=2):
+        want, caches[False] = plain.decode(part, caches[False])
+        got, caches[True] = fused.decode(part, caches[True])
+        close(got, want)
+
+
 @pytest.mark.parametrize("path", FAST_PATHS)
 def test_folding_keeps_the_parameters_and_can_be_repeated(path: ConvPath) -> None:
     vae = make_vae(tiny_config(), path)
