@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from server.bench_arguments import add_bench_arguments, read_bench_arguments
 from server.config import ConfigError, ServerConfig, bundled_config, load_config, settable_keys
+from server.conformance_verb import add_conformance_arguments, check_conformance
 from server.tool_verbs import TOOLS, run_tool
 from worldmodel.errors import LoadFailed, WorldModelError
 from worldmodel.packages import check_package_origin
@@ -64,6 +65,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_replay_arguments(replay)
     bench = verbs.add_parser("bench", help="measure a server, and the model without one")
     add_bench_arguments(bench)
+    conformance = verbs.add_parser("conformance", help="check a running server against docs/protocol.md")
+    add_conformance_arguments(conformance)
     check = verbs.add_parser("doctor", help="check whether this host can run a configuration")
     check.add_argument("config", type=Path, metavar="CONFIG", help="a TOML file, for example configs/demo.toml")
     check.add_argument("--json", action="store_true", help="print JSON instead of a table")
@@ -190,6 +193,12 @@ def _bench(arguments: argparse.Namespace) -> None:
         bench(_load(arguments, request.config_file), request)
 
 
+def _conformance(arguments: argparse.Namespace) -> None:
+    code = check_conformance(arguments)
+    if code:
+        raise SystemExit(code)
+
+
 def _doctor(arguments: argparse.Namespace) -> None:
     from server.doctor_verb import doctor
 
@@ -250,6 +259,7 @@ VERBS: dict[str, Callable[[argparse.Namespace], None]] = {
     "generate": _generate,
     "replay": _replay,
     "bench": _bench,
+    "conformance": _conformance,
     "doctor": _doctor,
 }
 

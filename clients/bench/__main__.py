@@ -28,6 +28,9 @@ from server.wire.rest import ServerInfo
 
 SYNTHETIC = "synthetic"
 
+PLAIN_WIDTH = 110
+"""Columns where the output is no terminal, such as a log of a build."""
+
 
 def main() -> int:
     """Run the job on standard input and return the exit code."""
@@ -63,7 +66,7 @@ def run(job: Job) -> Report:
     )
     _write(job.json_file, to_json(report))
     _write(job.plot_file, draw(report).encode())
-    show(report, Console())
+    show(report, Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH))
     return report
 
 

@@ -15,9 +15,6 @@ from clients.bench.statistics import Summary
 
 BAR_CELLS = 24
 
-PLAIN_WIDTH = 110
-"""Columns where the output is no terminal, such as a log of a build."""
-
 
 def show(report: Report, console: Console) -> None:
     """Print the report: the verdict, the numbers, where they come from."""
@@ -27,8 +24,7 @@ def show(report: Report, console: Console) -> None:
     parts += [Padding(_numbers(report, runs), (1, 0))]
     parts += [Padding(_stages(name, run.headline), (0, 0, 1, 0)) for name, run in runs]
     parts.append(_facts(report))
-    panel = Panel(Group(*parts), title="worldserve bench", title_align="left", padding=(1, 2), expand=False)
-    console.print(panel, width=None if console.is_terminal else PLAIN_WIDTH)
+    console.print(Panel(Group(*parts), title="worldserve bench", title_align="left", padding=(1, 2), expand=False))
 
 
 def _verdict(report: Report, run: Measured) -> Text:

@@ -121,6 +121,7 @@ def test_a_server_that_is_killed_leaves_a_partial_report(tmp_path: Path):
     assert "PARTIAL" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_model_that_does_not_load(tmp_path: Path):
     config = tmp_path / "fake.toml"
     text = CONFIG.format(capacity=2, chunk_ms=5, load_ms=0)

@@ -1,0 +1,67 @@
+"""`python -m clients.conformance`: check a server against docs/protocol.md.
+
+People call `worldserve conformance URL`, which starts this with a JSON object on standard input (`Job`). Exit codes:
+0 every check passed or does not apply, 1 a check failed or nothing could be checked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from clients.conformance.errors import ConformanceError
+from clients.conformance.runner import addresses, find_context, run_checks, select
+from clients.conformance.table import failed, show, to_json
+
+PLAIN_WIDTH = 110
+"""Columns where the output is no terminal, such as a log of a build."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What to check. `only`: names of checks, or their beginnings; none means all."""
+
+    url: str
+    token: str | None = None
+    only: list[str] = field(default_factory=list)
+    answer_s: float
+    quiet_s: float
+    json_file: str | None = None
+
+
+def main() -> int:
+    """Run the job on standard input and return the exit code."""
+    logging.basicConfig(level=logging.CRITICAL)
+    try:
+        return asyncio.run(_run(msgspec.json.decode(sys.stdin.buffer.read(), type=Job)))
+    except (ConformanceError, msgspec.DecodeError) as error:
+        print(f"worldserve: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+async def _run(job: Job) -> int:
+    checks = select(job.only)
+    world, http = addresses(job.url)
+    context = await find_context(world=world, http=http, token=job.token, answer_s=job.answer_s, quiet_s=job.quiet_s)
+    status = Console(stderr=True)
+    with status.status("checking"):
+        results = await run_checks(context, checks, on_start=lambda check: None)
+    show(results, Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH))
+    if job.json_file is not None:
+        try:
+            await asyncio.to_thread(Path(job.json_file).write_bytes, to_json(results, url=job.url))
+        except OSError as error:
+            raise ConformanceError(f"{job.json_file}: {error.strerror or error}") from error
+    return 1 if failed(results) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

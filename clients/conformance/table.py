@@ -1,0 +1,57 @@
+"""The results in a terminal and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from clients.conformance.runner import Outcome, Result
+
+STYLES = {Outcome.PASS: "green", Outcome.FAIL: "bold red", Outcome.NOT_APPLICABLE: "dim"}
+
+SCHEMA = "worldserve.conformance/1"
+
+
+def show(results: Sequence[Result], console: Console) -> None:
+    """Print a row for each check, its reason below, and one line that sums up."""
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    for column in ("", "check", "section", "rule"):
+        table.add_column(column)
+    for result in results:
+        rule = Text(result.rule)
+        if result.reason:
+            rule.append(f"\n{result.reason}", style=STYLES[result.outcome])
+        table.add_row(Text(result.outcome, style=STYLES[result.outcome]), result.name, result.section, rule)
+    console.print(table)
+    console.print(Text(verdict(results), style="bold red" if failed(results) else "bold green"))
+
+
+def failed(results: Sequence[Result]) -> int:
+    """Return how many checks failed."""
+    return sum(result.outcome is Outcome.FAIL for result in results)
+
+
+def verdict(results: Sequence[Result]) -> str:
+    """Say in one line what came out."""
+    passed = sum(result.outcome is Outcome.PASS for result in results)
+    skipped = len(results) - passed - failed(results)
+    not_applicable = f", {skipped} not applicable here" if skipped else ""
+    if failed(results):
+        return f"NOT CONFORMING: {failed(results)} of {len(results)} checks failed{not_applicable}"
+    return f"conforming: {passed} checks passed{not_applicable}"
+
+
+def to_json(results: Sequence[Result], *, url: str) -> bytes:
+    """Write the results for programs."""
+    document = {
+        "schema": SCHEMA,
+        "url": url,
+        "verdict": verdict(results),
+        "conforming": not failed(results),
+        "checks": results,
+    }
+    return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
