@@ -32,7 +32,7 @@ def describe_array(name: str, array: npt.NDArray[np.generic]) -> ArrayPart:
 def pack_arrays(arrays: Mapping[str, npt.NDArray[np.generic]]) -> tuple[tuple[ArrayPart, ...], list[memoryview]]:
     """Return the descriptions and the payload parts of a tick. Arrays in C order are not copied."""
     parts = tuple(describe_array(name, array) for name, array in arrays.items())
-    return parts, [memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8)) for array in arrays.values()]
+    return parts, [np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in arrays.values()]
 
 
 def unpack_arrays(parts: tuple[ArrayPart, ...], payload: memoryview | bytes) -> Mapping[str, npt.NDArray[np.generic]]:

@@ -19,6 +19,7 @@ from worldmodel.dreamzero.transformer import DreamZeroTransformer
 from worldmodel.dreamzero.weights import LoadedModel
 from worldmodel.errors import LoadFailed
 from worldmodel.kernels.choice import OpsChoice, OpsUnavailable, create_ops
+from worldmodel.kernels.layer_ops import PlainOps
 
 logger = logging.getLogger(__name__)
 
@@ -69,16 +70,25 @@ def _choose_forward(
     transformer: DreamZeroTransformer, choice: LayerOperations, *, decoupled: bool
 ) -> tuple[Forward, str]:
     """Return the forward and its name for operators."""
-    if decoupled or transformer.plan.residual != transformer.plan.linear:
-        if choice not in (LayerOperations.AUTO, LayerOperations.UNFUSED):
-            reason = "the two timesteps of decoupled noise" if decoupled else f"precision {transformer.plan.name!r}"
-            raise LoadFailed(
-                f"layer_operations {choice.value!r} can't be used with {reason}: use 'unfused'",
-                field="layer_operations",
-            )
+    quantize = transformer.plan.quantizes_linears
+    if decoupled and (quantize or choice not in (LayerOperations.AUTO, LayerOperations.UNFUSED)):
+        raise LoadFailed(
+            "fused and float8 layers have one timestep, this checkpoint decouples the noise of video and actions: use "
+            "layer_operations 'unfused' and a precision without float8",
+            field="layer_operations",
+        )
+    if quantize and choice is LayerOperations.UNFUSED:
+        raise LoadFailed(
+            f"the precision {transformer.plan.name!r} has no unfused form: use layer_operations 'auto'",
+            field="layer_operations",
+        )
+    if decoupled:
         return transformer, LayerOperations.UNFUSED.value
     try:
         ops = create_ops(OpsChoice(choice.value), transformer.device)
     except OpsUnavailable as error:
         raise LoadFailed(str(error), field="layer_operations") from error
+    if quantize:
+        ops = PlainOps() if ops is None else ops
+        return FusedForward(transformer, ops, quantize=True), f"{ops.name} with float8 linears"
     return (transformer, LayerOperations.UNFUSED.value) if ops is None else (FusedForward(transformer, ops), ops.name)

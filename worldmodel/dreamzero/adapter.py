@@ -41,6 +41,9 @@ from worldmodel.wan.layers import PATCH
 from worldmodel.wan.precision import precision_plan
 from worldmodel.wan.stage_clock import StageClock
 
+PRECISIONS = ("fp32", "bf16", "fp8")
+"""Plans this model has; `bf16` is what its official code serves with."""
+
 WARM_UP_CALLS = 5
 """One restart and every later start frame, then the restart at the window."""
 
@@ -59,6 +62,10 @@ def create_adapter(config: StartWorker, progress: ProgressFn) -> DreamZeroAdapte
         plan = precision_plan(config.precision)
     except ValueError as error:
         raise LoadFailed(str(error), field="precision") from error
+    if plan.name not in PRECISIONS:
+        raise LoadFailed(
+            f"precision: expected one of {', '.join(PRECISIONS)} for this model, got {plan.name!r}", field="precision"
+        )
     model = load_model(config.checkpoint, options, plan, _device(config.device), progress)
     return DreamZeroAdapter(model, options, config)
 
@@ -204,7 +211,7 @@ class DreamZeroAdapter:
         clock = StageClock(self._device)
         clock.mark()
         self._show_prompt(prompt, state, chunk)
-        pictures_CTYX = signed_pictures(observation.pictures_THW3, *self._picture_size).to(self._device)
+        pictures_CTYX = signed_pictures(observation.pictures_THW3, *self._picture_size, self._device)
         first_CFYX: Tensor | None = None
         if self._restarts(prompt, pictures_CTYX.shape[1], state):
             first_CFYX, condition_CFYX = self._begin_run(pictures_CTYX, chunk)

@@ -54,9 +54,10 @@ def tile_views(views_THW3: Sequence[Pixels], tiling: Tiling) -> Pixels:
     return picture
 
 
-def signed_pictures(pictures_THW3: Pixels, height: int, width: int) -> Tensor:
+def signed_pictures(pictures_THW3: Pixels, height: int, width: int, device: torch.device | str = "cpu") -> Tensor:
     """Map tiled pictures to [-1, 1], float32 [3, T, height, width]; another size is reached without antialias."""
-    signed_TCHW = (torch.from_numpy(pictures_THW3).permute(0, 3, 1, 2).float() / 255 - 0.5) / 0.5
+    levels_TCHW = torch.from_numpy(pictures_THW3).to(device).permute(0, 3, 1, 2)
+    signed_TCHW = (levels_TCHW.float() / 255 - 0.5) / 0.5
     if signed_TCHW.shape[-2:] != (height, width):
         signed_TCHW = functional.interpolate(signed_TCHW, size=(height, width), mode="bilinear", align_corners=False)
     return signed_TCHW.transpose(0, 1).contiguous()

@@ -155,8 +155,8 @@ def _vae(table: Mapping[str, object], wide: bool, problems: list[str]) -> VAECon
     try:
         return VAEConfig(
             decoder_base_dim=sizes["base_dim"],
-            dim_mult=tuple(int(factor) for factor in _list(factors)),
-            temperal_downsample=tuple(bool(each) for each in _list(halved)),
+            dim_mult=_integers(factors),
+            temperal_downsample=tuple(map(bool, _integers(halved))),
             latents_mean=mean,
             latents_std=std,
             **sizes,
@@ -175,10 +175,10 @@ def _vae(table: Mapping[str, object], wide: bool, problems: list[str]) -> VAECon
         )
 
 
-def _list(value: object) -> list[object]:
-    if not isinstance(value, list):
-        raise TypeError(f"expected a list, got {value!r}")
-    return value
+def _integers(value: object) -> tuple[int, ...]:
+    if not isinstance(value, list) or not all(isinstance(each, int) for each in value):
+        raise TypeError(f"expected a list of whole numbers, got {value!r}")
+    return tuple(value)
 
 
 def _picture_size(head: Mapping[str, object], problems: list[str]) -> tuple[int, int] | None:

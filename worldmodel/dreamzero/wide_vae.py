@@ -121,7 +121,8 @@ class WideObservationVAE(ObservationVAE):
 
     def __init__(self, config: VAEConfig) -> None:
         super().__init__(config)
-        self.encoder = WideEncoder(config)
+        # Under the name of the encoder that it replaces.
+        self.add_module("encoder", WideEncoder(config))
 
     @property
     def spatial_factor(self) -> int:

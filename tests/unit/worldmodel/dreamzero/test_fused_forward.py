@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -79,6 +79,26 @@ def test_fused_forwards_equal_the_plain_ones() -> None:
         torch.testing.assert_close(ours_kv, theirs_kv, atol=1e-4, rtol=1e-4)
 
 
+def test_float8_linears_are_near_the_plain_ones() -> None:
+    want = run(transformer(), transformer())
+    network = transformer()
+    got = run(network, FusedForward(network, PlainOps(), quantize=True))
+    assert network.layers[0].self_attn.q.weight.numel() == 0
+    for ours, theirs in zip(got.velocities, want.velocities, strict=True):
+        for mine, plain in ((ours.video_BCFYX, theirs.video_BCFYX), (ours.action_NA, theirs.action_NA)):
+            # One float8 rounding is about 3 %; a wrong order of work is off by as much as the values themselves.
+            assert (mine - plain).norm() < 0.12 * plain.norm()
+            assert not torch.equal(mine, plain)
+
+
+def test_precisions_of_other_models_are_refused(tmp_path: Path) -> None:
+    start = start_worker(write_checkpoint(tmp_path))
+    with pytest.raises(LoadFailed, match="expected one of fp32, bf16, fp8 for this model, got 'official'"):
+        create_adapter(replace(start, precision="official"), lambda *_: None)
+    adapter = create_adapter(replace(start, precision="fp8"), lambda *_: None)
+    assert adapter.spec.attention_backend.endswith("layers plain with float8 linears")
+
+
 def test_two_timesteps_are_refused() -> None:
     network = transformer()
     step = network.step_time(network.time_constants(999), network.time_constants(5))
@@ -96,7 +116,7 @@ def test_what_was_chosen_is_shown_and_what_can_not_be_had_stops_the_start(tmp_pa
     with pytest.raises(LoadFailed, match="they need a CUDA device"):
         load("c", {"layer_operations": "triton"})
     decoupled = {"decouple_inference_noise": True, "video_inference_final_noise": 0.8}
-    with pytest.raises(LoadFailed, match="decoupled noise: use 'unfused'"):
+    with pytest.raises(LoadFailed, match="decouples the noise of video and actions: use"):
         load("d", {"layer_operations": "plain"}, **decoupled)
     with pytest.raises(LoadFailed, match="flash3"):
         load("e", {"attention": "flash3"})
