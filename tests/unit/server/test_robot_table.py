@@ -257,3 +257,19 @@ async def test_steps_of_one_session_are_computed_in_order_beside_those_of_others
         await asyncio.gather(*(call.answer() for call in calls))
         assert sorted(it.worker.seen) == [1, 2, 3, 4]
         assert [number for number in it.worker.seen if number != 3] == [1, 2, 4]
+
+
+async def test_who_asks_first_is_served_first() -> None:
+    async with running(capacity=8) as it:
+        actors = [it.begin() for _ in range(8)]
+        for actor in actors:
+            await actor.open()
+        it.worker.hold()
+        order = [3, 7, 0, 5, 1, 6, 2, 4]
+        calls = []
+        for index in order:
+            calls.append(actors[index].submit(seen(index)))
+            it.clock.now += 1
+        it.worker.release()
+        await asyncio.gather(*(call.answer() for call in calls))
+        assert it.worker.seen == order
