@@ -1,4 +1,4 @@
-"""`make-checkpoint`, `inspect` and `doctor` as commands, and a server's worker on what they made."""
+"""`make-checkpoint` and `doctor` as commands, the second on what the first made."""
 
 from __future__ import annotations
 
@@ -15,13 +15,10 @@ def worldserve(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
 
 
-def test_a_made_checkpoint_can_be_inspected_and_checked(tmp_path: Path) -> None:
+def test_a_made_checkpoint_is_fine_with_the_doctor(tmp_path: Path) -> None:
     out = tmp_path / "made"
     made = worldserve("make-checkpoint", "--like", "lingbot-world-v2", "--layout", "original", str(out))
     assert made.returncode == 0, made.stderr
-    inspected = worldserve("inspect", str(out), "--json", "--width", "96", "--height", "64")
-    assert inspected.returncode == 0, inspected.stderr
-    assert json.loads(inspected.stdout)["problems"] == []
     flags = ("--model.checkpoint", str(out), "--server.port", "0", "--json")
     checked = worldserve("doctor", "configs/demo.toml", *flags)
     assert checked.returncode == 0, checked.stdout + checked.stderr

