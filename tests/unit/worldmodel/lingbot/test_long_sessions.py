@@ -6,6 +6,7 @@ import gc
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from kvcache.cache import KVCache
 from tests.support.fake_model import image, keys, open_session, tick
 from tests.support.lingbot_network import SESSION, open_cache, transformer, transformer_config
-from tests.support.lingbot_tiny import OUTPUTS, SINK, VISIBLE, cache_of, tiny_adapter
+from tests.support.lingbot_tiny import OUTPUTS, SINK, VISIBLE, cache_of, history_kv, tiny_adapter
+from worldmodel.lingbot.adapter import LingBotAdapter
+from worldmodel.lingbot.transformer import ChunkInputs
 from worldmodel.messages import SessionId
 from worldmodel.runtime import Runtime
 from worldmodel.wan.rope import split_head
@@ -27,6 +30,8 @@ SETTLED_CHUNKS = 20
 
 OFFICIAL_LAST_FRAME = 1023
 """Where the table of the official code ends."""
+
+TWO_HOURS_CHUNKS = 2 * 3600 * 16 // 12
 
 RSS_ALLOWANCE_BYTES = 16e6
 
@@ -150,6 +155,19 @@ def keys_of_layer_0(run: Callable[[Any], None], cache: KVCache) -> torch.Tensor:
         return chunk._bound.read_frames(0, 0, tuple(chunk.staged.latent_frames))[0].clone()
 
 
+def turned(keys_THK: torch.Tensor, latent_frame: int) -> np.ndarray:
+    """Turn keys of latent frame 0, as complex pairs [tokens, heads, pairs], to another frame in float64.
+
+    position * 10000^(-2i / d) for the d = 2 * time_pairs dimensions of the time axis.
+    """
+    tokens, heads, head_dim = keys_THK.shape
+    time_pairs = split_head(head_dim).time_pairs
+    angles = latent_frame * np.power(10000.0, -np.arange(time_pairs) / time_pairs)
+    pairs = keys_THK.double().numpy().copy().reshape(tokens, heads, -1, 2).view(np.complex128)[..., 0]
+    pairs[..., :time_pairs] *= np.exp(1j * angles)
+    return pairs
+
+
 @pytest.mark.parametrize("first", [OFFICIAL_LAST_FRAME - 2, OFFICIAL_LAST_FRAME + 1, 4095, 99_999])
 def test_frames_beyond_the_official_table_have_the_positions_of_the_formula(first: int) -> None:
     model = transformer(transformer_config(sink_latent_frames=SINK, visible_latent_frames=VISIBLE))
@@ -167,13 +185,49 @@ def test_frames_beyond_the_official_table_have_the_positions_of_the_formula(firs
     with torch.inference_mode():
         at_start = keys_of_layer_0(forward(0), open_cache(model, 4, 6))
         there = keys_of_layer_0(forward(first), open_cache(model, 4, 6))
-    time_pairs = split_head(model.config.head_dim).time_pairs
-    # position * 10000^(-2i / d) for the d = 2 * time_pairs dimensions of the time axis, in float64.
-    angles = first * np.power(10000.0, -np.arange(time_pairs) / time_pairs)
-    expected = at_start.double().numpy().copy().reshape(18, model.config.num_heads, -1, 2).view(np.complex128)[..., 0]
-    expected[..., :time_pairs] *= np.exp(1j * angles)
-    got = there.double().numpy().copy().reshape(18, model.config.num_heads, -1, 2).view(np.complex128)[..., 0]
-    np.testing.assert_allclose(got, expected, atol=1e-5, rtol=0)
+    np.testing.assert_allclose(turned(there, 0), turned(at_start, first), atol=1e-5, rtol=0)
+
+
+def store_at_start(adapter: LingBotAdapter, clean: torch.Tensor, inputs: ChunkInputs, chunk: Any) -> None:
+    """Run the commit forward in a fresh chunk; its text is any, since keys of the first layer come before it."""
+    adapter._transformer.publish_text(torch.ones(2, adapter._transformer.config.text_dim), chunk)
+    adapter._sampler.store_clean(clean, inputs, chunk)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_two_hours_of_chunks_with_keys_where_the_formula_puts_them() -> None:
+    """Two hours at 16 frames a second, turning all the time.
+
+    Keys of the first layer depend on nothing but a frame's own latents, condition, camera and position, so those of any
+    chunk can be made again at latent frame 0 and turned to where it was, in float64.
+    """
+    adapter = tiny_adapter()
+    kv = cache_of(adapter)
+    runtime = Runtime(adapter, kv)
+    runtime.open(open_session("a", outputs=OUTPUTS), image())
+    model = adapter._transformer
+    checked = {OFFICIAL_LAST_FRAME // 3, OFFICIAL_LAST_FRAME // 3 + 1, 1000, 5000, TWO_HOURS_CHUNKS - 1}
+    for index in range(TWO_HOURS_CHUNKS):
+        state = runtime._sessions[SessionId("a")].state
+        events = (keys(index, "w", "l"),) if index % 3 == 0 else ()
+        _, (latents, _) = runtime.tick(tick("a", index, *events)).to_host()
+        if index not in checked:
+            continue
+        plan = adapter._reducer.prepare(state.camera, events, 3)
+        with torch.inference_mode():
+            rays = adapter._camera.tokens(plan.relative_n44, plan.intrinsics_n4)
+            inputs = model.chunk_inputs(state.condition.fixed_condition_20FHW, rays, 0)
+            clean = torch.from_numpy(np.frombuffer(latents, np.float32).reshape(16, 3, 4, 6).copy())
+            fresh = open_cache(model, 4, 6)
+            at_start = keys_of_layer_0(partial(store_at_start, adapter, clean, inputs), fresh)
+        stored = history_kv(kv, "a")
+        for offset, frame_keys in enumerate(at_start.chunk(3)):
+            frame = 3 * index + offset
+            # The tokens of a chunk that starts at frame 0 are at frames 0, 1 and 2 already.
+            there = turned(frame_keys, frame - offset)
+            np.testing.assert_allclose(turned(stored[0, frame][0], 0), there, atol=1e-5, rtol=0, err_msg=f"{frame}")
+    assert kv.num_latent_frames("a") == 3 * TWO_HOURS_CHUNKS
 
 
 def test_the_window_and_a_tick_are_ordinary_beyond_the_official_table() -> None:
