@@ -82,7 +82,7 @@ steps = st.lists(
 
 
 @given(storage=st.sampled_from([*Storage, None]), shared=st.integers(0, 3), steps=steps)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 def test_random_runs_agree_with_concatenation(storage: Storage | None, shared: int, steps: list[Step]) -> None:
     spec = restarting(storage, shared=shared)
     cache = make_cache(spec)

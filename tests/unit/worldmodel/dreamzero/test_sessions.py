@@ -23,8 +23,8 @@ from worldmodel.errors import RequestRefused, TickRolledBack
 from worldmodel.messages import MediaFormat
 from worldmodel.runtime import Runtime
 
-NUM_CALLS = 6
-"""A whole window, the restart after it, and one call more."""
+NUM_CALLS = 5
+"""A whole window and the restart after it."""
 
 PROMPTS = ("Close the drawer.", "Pick up the red block and put it in the bowl")
 
@@ -165,7 +165,7 @@ def test_reset_and_close_free_everything_at_once(adapter: DreamZeroAdapter) -> N
 def test_connect_call_drop_cycles_leave_no_page(adapter: DreamZeroAdapter) -> None:
     runtime = make_runtime(adapter)
     total = runtime.memory().free_pages
-    for cycle in range(8):
+    for cycle in range(5):
         open_robot(runtime, f"robot-{cycle}")
         act(runtime, f"robot-{cycle}", 0, 0)
         close_robot(runtime, f"robot-{cycle}")
