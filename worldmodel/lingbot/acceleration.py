@@ -45,6 +45,9 @@ def accelerate(transformer: LingBotTransformer, options: LingBotOptions, kv: KVS
     except AttentionUnavailable as error:
         raise LoadFailed(str(error), field="attention") from error
     forward, layers = _choose_forward(transformer, OpsChoice(options.layer_operations.value))
+    if transformer.device.type == "cuda":
+        # Weights that were folded or quantised leave unused memory with the allocator, which sessions need.
+        torch.cuda.empty_cache()
     description = f"{chosen.describe()}; layers {layers}"
     logger.info("attention %s", description)
     return Acceleration(attention=chosen.attention, forward=forward, description=description)
