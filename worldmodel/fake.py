@@ -168,13 +168,13 @@ class FakeAdapter:
         denoised_s = time.perf_counter()
         fail_now(failure, FailureKind.LATE)
         fail_for_good(failure)
-        arrays = tuple(
+        media = tuple(
             self._draw(output, state, prompt, plan.poses_n44, chunk.first_latent_frame) for output in state.outputs
         )
         self._wait(started_s)
         return GeneratedChunk(
             state=replace(state, prompt=prompt, camera=plan.state),
-            media=FakeMedia(arrays=arrays, lost=failure is FailureKind.MEDIA),
+            media=FakeMedia(arrays=media, lost=failure is FailureKind.MEDIA),
             num_media_frames=FIRST_CHUNK_MEDIA_FRAMES if chunk.first_latent_frame == 0 else CHUNK_MEDIA_FRAMES,
             applied=(
                 (AppliedEvent(event_id=2**40, latent_frame=0),) if failure is FailureKind.WRONG_EVENTS else plan.applied
