@@ -20,7 +20,8 @@ from kvcache.attention import computing_dtype
 LOG2_E = 1.4426950408889634
 
 
-@triton.jit
+# A prompt of another length must not compile the kernel anew in the middle of a session.
+@triton.jit(do_not_specialize=["num_queries", "num_keys"])
 def _attention_kernel(
     q_ptr,
     k_ptr,

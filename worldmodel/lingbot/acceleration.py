@@ -46,6 +46,7 @@ def accelerate(transformer: LingBotTransformer, options: LingBotOptions, kv: KVS
         raise LoadFailed(str(error), field="attention") from error
     forward, layers = _choose_forward(transformer, OpsChoice(options.layer_operations.value))
     if transformer.device.type == "cuda":
+        warm_up_text(transformer, chosen.attention)
         # Weights that were folded or quantised leave unused memory with the allocator, which sessions need.
         torch.cuda.empty_cache()
     description = f"{chosen.describe()}; layers {layers}"
@@ -64,6 +65,17 @@ def _attention_shape(transformer: LingBotTransformer, kv: KVSpec) -> AttentionSh
         dtype=transformer.plan.kv,
         device=transformer.device,
     )
+
+
+def warm_up_text(transformer: LingBotTransformer, attention: Attention) -> None:
+    """Attend once to a short and a long text, with and without a bias, so that no later prompt meets cold code."""
+    config, plan, device = transformer.config, transformer.plan, transformer.device
+    heads = (config.num_heads, config.head_dim)
+    query_THK = torch.zeros(16, *heads, dtype=plan.linear, device=device)
+    for num_rows in (2, config.text_rows):
+        text_LHK = torch.zeros(num_rows, *heads, device=device).to(plan.kv)
+        for bias_L in (None, torch.zeros(num_rows, device=device)):
+            attention(query_THK, text_LHK, text_LHK, logit_bias_S=bias_L)
 
 
 def _choose_forward(transformer: LingBotTransformer, choice: OpsChoice) -> tuple[Forward, str]:

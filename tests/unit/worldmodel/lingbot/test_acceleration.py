@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
+from torch import Tensor
 
 from kvcache.attention import TorchAttention
 from kvcache.spec import KVSpec
 from tests.support.lingbot_network import transformer, transformer_config
 from worldmodel.errors import LoadFailed
-from worldmodel.lingbot.acceleration import Acceleration, accelerate
+from worldmodel.lingbot.acceleration import Acceleration, accelerate, warm_up_text
 from worldmodel.lingbot.config import LingBotOptions
 from worldmodel.lingbot.fused_forward import FusedForward
 from worldmodel.lingbot.transformer import LingBotTransformer, kv_geometry
@@ -64,3 +65,22 @@ def test_the_official_plan_runs_as_written_and_refuses_anything_else() -> None:
     assert found.forward is model
     with pytest.raises(LoadFailed, match=r"don't round as the precision 'official' says"):
         build("official", layer_operations="plain")
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp8_kv"])
+def test_the_warm_up_meets_every_form_of_a_text(precision: str) -> None:
+    """Kernels are compiled by dtype, by size class, and with or without a bias."""
+    met: list[tuple[int, bool]] = []
+
+    class Counting(TorchAttention):
+        def __call__(
+            self, q_NHD: Tensor, k_SHD: Tensor, v_SHD: Tensor, *, logit_bias_S: Tensor | None = None
+        ) -> Tensor:
+            met.append((k_SHD.shape[0], logit_bias_S is not None))
+            assert (q_NHD.dtype, k_SHD.dtype) == (model.plan.linear, model.plan.kv)
+            return super().__call__(q_NHD, k_SHD, v_SHD, logit_bias_S=logit_bias_S)
+
+    model = transformer(transformer_config(visible_latent_frames=6), precision)
+    warm_up_text(model, Counting())
+    rows = model.config.text_rows
+    assert met == [(2, False), (2, True), (rows, False), (rows, True)]
