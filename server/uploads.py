@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import binascii
 import io
+import struct
 from collections import OrderedDict
 from dataclasses import dataclass
 
@@ -20,6 +21,9 @@ from worldmodel.messages import ImageSize
 
 FORMATS = ("PNG", "JPEG", "WEBP")
 MIME_TYPES = ("image/png", "image/jpeg", "image/webp")
+
+_DAMAGED = (OSError, ValueError, SyntaxError, EOFError, MemoryError, IndexError, KeyError, TypeError, struct.error)
+"""Pillow's parsers raise all of these for damaged files; `struct.error` comes from EXIF."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,8 +101,7 @@ def decode_image(image: bytes, *, limits: LimitsSection, field: str) -> RawImage
         raise BadInput(ErrorCode.BAD_IMAGE, "the image is no PNG, JPEG or WebP", field=field) from error
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise BadInput(ErrorCode.BAD_IMAGE, "the image has far too many pixels", field=field) from error
-    except (OSError, ValueError, SyntaxError, EOFError, MemoryError, IndexError, KeyError, TypeError) as error:
-        # Pillow's parsers raise all of these for damaged files.
+    except _DAMAGED as error:
         raise BadInput(ErrorCode.BAD_IMAGE, "the image is damaged and can't be decoded", field=field) from error
     return RawImage(size=ImageSize(width=rgb.width, height=rgb.height), pixels=rgb.tobytes())
 

@@ -110,6 +110,15 @@ def test_damaged_files_give_pixels_or_one_clear_error(noise: bytes, cut: int, fo
         assert len(raw.pixels) == raw.size.width * raw.size.height * 3
 
 
+@pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP"])
+def test_an_orientation_beside_damaged_exif_is_refused(format: str) -> None:
+    """Standing a picture upright writes its EXIF anew, which fails for a strip length (tag 0x117) that is text."""
+    orientation = struct.pack("<HHII", 0x0112, 3, 1, 6)
+    strip_length = struct.pack("<HHII", 0x0117, 7, 12, 38)
+    exif = b"Exif\0\0II*\0" + struct.pack("<IH", 8, 2) + orientation + strip_length + bytes(4) + b"not a length"
+    assert "damaged" in refusal(encoded(red(), format, exif=exif)).message
+
+
 # ---------------------------------------------------------------- base64
 
 
