@@ -117,9 +117,13 @@ class WorldDialog:
             case SessionWatch():
                 self._require_unstarted()
                 self._watch(message)
-            case SessionClose() if self._starting is not None:
+            case SessionClose() if self._starting is not None and self._actor is None:
                 self._starting.cancel()
+                self._refuse_held()
                 self.close(CloseCode.DONE, "closed")
+            case SessionClose() if self._starting is not None:
+                # Its turn comes after what was held before it.
+                self._held.append(message)
             case _ if self._starting is not None:
                 self._hold(message)
             case _:
@@ -146,6 +150,12 @@ class WorldDialog:
                 await self._on_session_message(self._held.popleft())
             except ServerError as error:
                 self.send_error(error)
+
+    def _refuse_held(self) -> None:
+        """Answer what was held for a session that will not start."""
+        while self._held:
+            event_id = _event_id(self._held.popleft())
+            self.send_error(EventRefused(ErrorCode.NOT_STARTED, "closed before it started", event_id=event_id))
 
     async def _on_session_message(self, message: SessionMessage) -> None:
         actor = self._require_actor(message)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
+from server.start_images import ImageReader
 from tests.support.server_client import image_field, png
 from tests.support.server_scripted import Server, decode, serving
+from tests.support.server_worker import ScriptedWorker, model_info
 
 
 @pytest.fixture
@@ -71,3 +75,48 @@ async def test_chunks_committed_before_a_close_are_still_delivered(server: Serve
     assert await socket.closed() == 1000
     media = [chunk for chunk in socket.chunks if chunk.header.kind == "media"]
     assert len(media) == len(session.ticks)
+
+
+async def test_a_close_before_the_start_answers_what_was_held() -> None:
+    async with serving(ScriptedWorker(model_info(capacity_sessions=1))) as server:
+        first, waiting = await server.connect(), await server.connect()
+        await first.start()
+        await waiting.send("session.start", protocol=1, prompt="", image=image_field())
+        await waiting.expect("session.queued")
+        for event_id in (0, 1):
+            await waiting.send("session.event", event_id=event_id, prompt="x")
+        await waiting.send("session.close")
+        for event_id in (0, 1):
+            await waiting.error(code="not_started", event_id=event_id)
+        assert await waiting.closed() == 1000
+        assert server.context.table.num_waiting == 0
+
+
+async def test_a_close_behind_a_held_reset_closes_the_session(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_read = asyncio.Event()
+    read = ImageReader.read
+
+    async def slow_read(*args: Any, **options: Any) -> Any:
+        await may_read.wait()
+        return await read(*args, **options)
+
+    server.worker.hold()
+    socket = await server.connect()
+    await socket.send("session.start", protocol=1, prompt="", image=image_field())
+    await server.until(lambda: server.context.table.num_resident == 1)
+    monkeypatch.setattr(ImageReader, "read", slow_read)
+    await socket.send("session.reset", image=image_field())
+    await socket.send("session.event", event_id=3, prompt="x")
+    await socket.send("ping", t=1)
+    await socket.expect("pong")
+    server.worker.release()
+    await socket.expect("session.started")
+    await socket.send("session.close")
+    await socket.send("ping", t=2)
+    await socket.expect("pong", t=2)
+    may_read.set()
+    await socket.expect("event.queued", event_id=3)
+    await socket.expect("event.dropped", event_id=3)
+    await socket.expect("session.closed", reason="client")
+    assert await socket.closed() == 1000
+    assert server.context.table.num_resident == 0
