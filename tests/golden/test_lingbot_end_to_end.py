@@ -251,6 +251,9 @@ class GivenText:
     def __init__(self, rows: torch.Tensor) -> None:
         self.rows = rows
 
+    def clean(self, prompt: str) -> str:
+        return prompt
+
     def encode(self, prompt: str) -> torch.Tensor:
         return self.rows
 
