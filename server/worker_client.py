@@ -8,6 +8,7 @@ replaced, because its sessions' state can't be known.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -41,6 +42,8 @@ from worldmodel.messages import (
 AnswerT = TypeVar("AnswerT", bound=Answer)
 
 STOPPED = "the worker was stopped"
+
+log = logging.getLogger(__name__)
 
 
 class WorkerStatus(StrEnum):
@@ -280,6 +283,14 @@ class WorkerClient:
             await asyncio.shield(self._supervisor)
 
     async def _supervise(self) -> None:
+        """Keep a process running; what stops that is told, so that nobody waits for a worker that never comes."""
+        try:
+            await self._run_processes()
+        except Exception as error:
+            log.exception("the worker can't be kept running")
+            self._change(WorkerStatus.FAILED, failure=f"the worker can't be kept running: {error}")
+
+    async def _run_processes(self) -> None:
         crashes = load_crashes = 0
         while not self._stopping.is_set():
             ended = await self._run_one_process()

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -36,10 +37,11 @@ SESSION = SessionId("s-1")
 FAST = WorkerPolicy(restart_backoff_s=0.01, max_restart_backoff_s=0.02, stop_timeout_s=2.0)
 
 
+START = StartWorker(model="scripted", checkpoint="none", width=4, height=2, fps=12)
+
+
 def scripted(policy: WorkerPolicy = FAST, **options: object) -> WorkerClient:
-    start = StartWorker(
-        model="scripted", checkpoint="none", width=4, height=2, fps=12, model_options=json.dumps(options).encode()
-    )
+    start = replace(START, model_options=json.dumps(options).encode())
     return WorkerClient(start, policy, module="tests.support.scripted_worker")
 
 
@@ -236,6 +238,17 @@ async def test_a_model_that_can_not_be_loaded_is_final() -> None:
         await client.tick(tick())
     await client.stop()
     assert client.generation == 1
+    assert client.status is WorkerStatus.FAILED
+    assert client.pid is None
+
+
+@pytest.mark.parametrize("start", [replace(START, checkpoint="\udcff"), replace(START, requested_sessions=2**70)])
+async def test_a_start_that_can_not_be_said_is_final(start: StartWorker) -> None:
+    client = WorkerClient(start, FAST, module="tests.support.scripted_worker")
+    await client.start()
+    with pytest.raises(LoadFailed, match="can't be kept running"):
+        await client.wait_ready()
+    await client.stop()
     assert client.status is WorkerStatus.FAILED
     assert client.pid is None
 
