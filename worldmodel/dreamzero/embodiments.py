@@ -45,11 +45,17 @@ _DROID_TEMPLATE = (
     "exterior views may be a black screen (dropped view). The robot {prompt}"
 )
 
-_QUADRANT_TEMPLATE = (
+_AGIBOT_TEMPLATE = (
     "A multi-view video shows that a robot {prompt} The video is split into four views: The top-left view shows the "
     "camera view from the robot's head, the top-right view shows the camera view from the right hand, the bottom-left "
     "view shows the camera view from the left hand, and the bottom-right view is a black screen (inactive view). The "
     "robot {prompt}"
+)
+
+_YAM_TEMPLATE = (
+    "A multi-view video shows that a robot {prompt} The video is split into four views: The top-left view shows the "
+    "top camera, the top-right view shows the right camera, the bottom-left view shows the left camera, and the "
+    "bottom-right view is a black screen. The robot {prompt}"
 )
 
 EMBODIMENTS: tuple[Embodiment, ...] = (
@@ -69,7 +75,7 @@ EMBODIMENTS: tuple[Embodiment, ...] = (
         tag="agibot",
         cameras=None,
         tiling=Tiling.QUADRANTS,
-        template=_QUADRANT_TEMPLATE,
+        template=_AGIBOT_TEMPLATE,
         num_external_cameras=1,
         needs_wrist_camera=True,
     ),
@@ -77,7 +83,7 @@ EMBODIMENTS: tuple[Embodiment, ...] = (
         tag="yam",
         cameras=None,
         tiling=Tiling.QUADRANTS,
-        template=_QUADRANT_TEMPLATE,
+        template=_YAM_TEMPLATE,
         num_external_cameras=1,
         needs_wrist_camera=True,
     ),

@@ -6,6 +6,7 @@ Shapes: L tokens of a prompt, its end token included. Source: DreamZero official
 from __future__ import annotations
 
 import ast
+import warnings
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Protocol
@@ -35,21 +36,24 @@ class Prompt:
 def frame_prompt(prompt: str, template: str) -> str:
     """Put a request's prompt into the robot's template, in lower case.
 
-    A prompt that is written as a Python list or tuple stands for its first element.
+    A prompt that is written as a Python literal stands for its value, a list or a tuple for its first element.
     """
-    return template.replace("{prompt}", _first_of_literal(prompt).lower())
+    return template.replace("{prompt}", _value_of_literal(prompt).lower())
 
 
-def _first_of_literal(prompt: str) -> str:
-    if len(prompt) > MAX_LITERAL_CHARS or not prompt.lstrip().startswith(("[", "(")):
+def _value_of_literal(prompt: str) -> str:
+    if len(prompt) > MAX_LITERAL_CHARS:
         return prompt
     try:
-        value = ast.literal_eval(prompt.strip())
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        with warnings.catch_warnings():
+            # Words that are almost a literal, such as "2in 1", are no concern of the operator's.
+            warnings.simplefilter("ignore", SyntaxWarning)
+            value = ast.literal_eval(prompt)
+        if isinstance(value, list | tuple):
+            return str(value[0]) if value else prompt
+        return str(value)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return prompt
-    if isinstance(value, list | tuple) and value:
-        return str(value[0])
-    return prompt
 
 
 class PromptEncoder:

@@ -97,7 +97,13 @@ def test_signed_pictures_are_resized_after_scaling() -> None:
         ("Close It", "x close it"),
         ("['Open it', 'b']", "x open it"),
         ("('A',)", "x a"),
+        ("'Open it'", "x open it"),
+        ("0x10", "x 16"),
+        ("None", "x none"),
         ("[]", "x []"),
+        ("[{[]: 1}]", "x [{[]: 1}]"),
+        ("0x" + "f" * 4000, "x 0x" + "f" * 4000),
+        ("2in 1", "x 2in 1"),
         ("[broken", "x [broken"),
         ("[" * 3000, "x " + "[" * 3000),
         ("", "x "),
@@ -186,6 +192,16 @@ def test_every_embodiment_reads_a_request(tag: str) -> None:
     expected = [30, 10, 30, 20] if entry.tiling is Tiling.WRIST_TOP else [10, 20, 30, 0]
     assert np.allclose(corners, expected, atol=1)
     assert "{prompt}" in entry.template
+
+
+def test_templates_tell_which_camera_is_where() -> None:
+    frames = {tag: frame_prompt("Wave", embodiment(tag).template) for tag in ("oxe_droid", "agibot", "yam")}
+    assert "The top view shows the camera view from the robot's wrist" in frames["oxe_droid"]
+    assert "The top-left view shows the camera view from the robot's head" in frames["agibot"]
+    assert "The top-left view shows the top camera, the top-right view shows the right camera" in frames["yam"]
+    for text in frames.values():
+        assert text.startswith("A multi-view video shows that a robot wave The video is split into ")
+        assert text.endswith(" The robot wave")
 
 
 def test_relative_actions_can_be_off_and_must_have_a_state() -> None:
