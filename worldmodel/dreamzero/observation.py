@@ -88,8 +88,9 @@ class ObservationReader:
         if array.size != state.num_dims or array.dtype.kind not in "fiu":
             raise _refusal(key, f"expected {state.num_dims} numbers, got {array.dtype} {list(array.shape)}")
         values = array.astype(np.float64).reshape(-1)
-        if not np.isfinite(values).all():
-            raise _refusal(key, "expected finite numbers, got NaN or infinity")
+        # Not beyond what actions are made of either: relative ones are added to these.
+        if not (np.abs(values) <= np.finfo(np.float32).max).all():
+            raise _refusal(key, "expected finite numbers in the range of float32, got NaN, infinity or more")
         return values
 
 

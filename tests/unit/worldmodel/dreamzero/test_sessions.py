@@ -214,6 +214,7 @@ def test_a_camera_that_is_silent_keeps_its_frames(adapter: DreamZeroAdapter) -> 
         ("wrist_image_left", np.zeros((65, 20, 32, 3), np.uint8), "1 to 64 frames, got 65"),
         ("joint_position", np.zeros(6), "expected 7 numbers"),
         ("joint_position", np.full(7, np.nan), "expected finite numbers"),
+        ("joint_position", np.full(7, -1e39), "expected finite numbers"),
         ("gripper_position", np.array([True]), "expected 1 numbers, got bool"),
     ],
 )
