@@ -137,6 +137,7 @@ def build_model(model: Published, precision: str, device: torch.device) -> Loade
     return LoadedModel(
         sizes=sizes,
         robot=_robot(sizes),
+        view_size=None,
         transformer=modules.transformer.eval(),
         vae=modules.vae.eval(),
         image_encoder=modules.image_encoder.requires_grad_(False).eval(),
@@ -154,6 +155,7 @@ def _robot(sizes: Sizes) -> Robot:
         embodiment(TAG),
         state_width=sizes.transformer.state_dim,
         action_width=sizes.transformer.action_dim,
+        action_rows=sizes.transformer.actions_per_chunk,
         problems=problems,
     )
     if robot is None:

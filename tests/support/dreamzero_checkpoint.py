@@ -49,7 +49,7 @@ def tiny_config(**head: Any) -> dict[str, Any]:
 
 def training_config() -> dict[str, Any]:
     """Return a `conf.yaml` that says what the published one is known to say."""
-    keys = ["joint_position", "gripper_position"]
+    keys, view = ["joint_position", "gripper_position"], manifest()["tiny_config"]["view"]
     return {
         "eval_bf16": True,
         "relative_action": True,
@@ -64,7 +64,7 @@ def training_config() -> dict[str, Any]:
         "transforms": {
             TAG: {
                 "transforms": [
-                    {"_target_": "groot.VideoResize", "height": 16, "width": 32},
+                    {"_target_": "groot.VideoResize", "height": view["resize_h"], "width": view["resize_w"]},
                     {"normalization_modes": {f"{kind}.{key}": "q99" for kind in ("state", "action") for key in keys}},
                 ]
             }

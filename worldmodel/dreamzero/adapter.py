@@ -117,6 +117,13 @@ class DreamZeroAdapter:
         for name, pixels in (("width", config.width), ("height", config.height)):
             if pixels < 2 or pixels % 2:
                 raise LoadFailed(f"{name} must be even, a tiled picture has two views beside each other", field=name)
+        trained = self._model.view_size
+        if trained is not None and trained != self._view_size:
+            raise LoadFailed(
+                f"the checkpoint was trained with views of {trained[1]} x {trained[0]}: set width to {2 * trained[1]} "
+                f"and height to {2 * trained[0]}",
+                field="width",
+            )
         step = self._model.vae.spatial_factor * PATCH
         height, width = self._picture_size
         for name, pixels in (("width", width), ("height", height)):

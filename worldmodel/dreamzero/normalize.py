@@ -90,9 +90,20 @@ def _to_signed(x: Floats, low: Floats, high: Floats) -> Floats:
 
 
 def read_normalizer(
-    statistics: object, mode: NormalizationMode, num_dims: int, *, where: str, problems: list[str]
+    statistics: object,
+    mode: NormalizationMode,
+    num_dims: int,
+    *,
+    where: str,
+    problems: list[str],
+    num_rows: int | None = None,
 ) -> Normalizer:
-    """Take what a mode needs out of one key's statistics. Appends to `problems` what is missing or misshaped."""
+    """Take what a mode needs out of one key's statistics. Appends to `problems` what is missing or misshaped.
+
+    `num_rows`: the rows that may have statistics of their own, None where there are no rows.
+    """
+    shapes = ((num_dims,),) if num_rows is None else ((num_dims,), (num_rows, num_dims))
+    rows = "" if num_rows is None else f", or {num_rows} rows of them"
     arrays: list[Floats] = []
     for name in NEEDED[mode]:
         value = statistics.get(name) if isinstance(statistics, Mapping) else None
@@ -103,8 +114,8 @@ def read_normalizer(
             array = np.asarray(value, dtype=np.float64)
         except (TypeError, ValueError):
             array = np.empty(0)
-        if array.ndim not in (1, 2) or array.shape[-1] != num_dims or not np.isfinite(array).all():
-            problems.append(f"{where}: {name} must be {num_dims} finite numbers, or rows of them")
+        if array.shape not in shapes or not np.isfinite(array).all():
+            problems.append(f"{where}: {name} must be {num_dims} finite numbers{rows}")
             continue
         arrays.append(array)
     blank = np.zeros(num_dims)

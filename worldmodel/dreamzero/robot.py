@@ -106,18 +106,23 @@ def read_robot(
     *,
     state_width: int,
     action_width: int,
+    action_rows: int,
     problems: list[str],
 ) -> Robot | None:
-    """Build the robot of an embodiment from `metadata.json`. Appends to `problems` all that is missing or wrong."""
-    entry = metadata.get(embodiment.tag, metadata)
+    """Build the robot of an embodiment from `metadata.json`. Appends to `problems` all that is missing or wrong.
+
+    The file has entries by embodiment, or is the entry of one.
+    """
+    is_one_entry = embodiment.tag not in metadata and metadata.get("embodiment_tag", embodiment.tag) == embodiment.tag
+    entry = metadata if is_one_entry else metadata.get(embodiment.tag)
     if not isinstance(entry, Mapping) or "statistics" not in entry or "modalities" not in entry:
-        known = ", ".join(map(str, metadata)) or "nothing"
+        known = str(metadata.get("embodiment_tag") or ", ".join(map(str, metadata)) or "nothing")
         problems.append(f"metadata.json: no statistics of {embodiment.tag}, only of {known}")
         return None
     reader = _Reader(entry, training, embodiment, problems)
     cameras, height, width = reader.cameras()
     states = reader.fields("state", state_width)
-    actions = reader.relative(reader.fields("action", action_width), states)
+    actions = reader.relative(reader.fields("action", action_width, num_rows=action_rows), states)
     if problems:
         return None
     return Robot(
@@ -176,8 +181,11 @@ class _Reader:
         height, width = next(iter(sizes), (1, 1))
         return tuple(KEY_PREFIX + request for _, request in pairs), height, width
 
-    def fields(self, kind: str, width: int) -> tuple[Field, ...]:
-        """Lay the keys of state or action one after the other into a vector of at most `width` numbers."""
+    def fields(self, kind: str, width: int, *, num_rows: int | None = None) -> tuple[Field, ...]:
+        """Lay the keys of state or action one after the other into a vector of at most `width` numbers.
+
+        Of `num_rows` such vectors, each may have statistics of its own.
+        """
         modalities, statistics = self._table("modalities", kind), self._table("statistics", kind)
         fields: list[Field] = []
         start = 0
@@ -192,7 +200,9 @@ class _Reader:
                     continue
             mode = self._training.modes.get(f"{kind}.{key}", NormalizationMode.Q99)
             where = f"metadata.json: statistics.{kind}.{key}"
-            normalizer = read_normalizer(statistics.get(key), mode, num_dims, where=where, problems=self._problems)
+            normalizer = read_normalizer(
+                statistics.get(key), mode, num_dims, where=where, problems=self._problems, num_rows=num_rows
+            )
             fields.append(Field(name=key, dims=slice(start, start + num_dims), normalizer=normalizer))
             start += num_dims
         if not fields or start > width:

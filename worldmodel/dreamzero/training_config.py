@@ -67,12 +67,14 @@ class _Finder:
 
     def read(self) -> TrainingConfig:
         relative = self._one("relative_action", self._values("relative_action", bool))
+        by_row = self._one("relative_action_per_horizon", self._values("relative_action_per_horizon", bool))
         relative_keys = self._one("relative_action_keys", self._values("relative_action_keys", list))
         keys = {kind: self._one(f"{kind}.modality_keys", self._keys(kind)) for kind in KINDS}
         return TrainingConfig(
             keys={kind: found for kind, found in keys.items() if found is not None},
             modes=self._modes(),
-            relative_action=relative,
+            # Either switch makes actions relative; the second gives every row statistics of its own besides.
+            relative_action=True if by_row else relative,
             relative_action_keys=None if relative_keys is None else tuple(map(str, relative_keys)),
             view_size=self._one("VideoResize", self._view_sizes()),
         )

@@ -39,10 +39,14 @@ from worldmodel.wan.precision import PrecisionPlan
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LoadedModel:
-    """Everything of a checkpoint that is needed to serve, on its device and in its number formats."""
+    """Everything of a checkpoint that is needed to serve, on its device and in its number formats.
+
+    `view_size` is (height, width) of a camera's view in the training run, None if the checkpoint does not say.
+    """
 
     sizes: Sizes
     robot: Robot
+    view_size: tuple[int, int] | None
     transformer: DreamZeroTransformer
     vae: ObservationVAE
     image_encoder: ImageEncoder
@@ -100,6 +104,7 @@ def load_model(
     return LoadedModel(
         sizes=checkpoint.sizes,
         robot=robot,
+        view_size=checkpoint.training.view_size,
         transformer=transformer,
         vae=vae.eval(),
         image_encoder=image_encoder.requires_grad_(False).eval(),
@@ -121,6 +126,7 @@ def read_checkpoint(path: str, options: DreamZeroOptions) -> tuple[DreamZeroChec
         entry,
         state_width=config.state_dim,
         action_width=config.action_dim,
+        action_rows=config.actions_per_chunk,
         problems=problems,
     )
     modules = empty_modules(checkpoint.sizes)

@@ -94,6 +94,19 @@ def test_settings_are_found_wherever_they_stand(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("relative", "by_row", "expected"),
+    [(False, True, True), (True, False, True), (False, False, False), (False, None, False), (None, True, True)],
+)
+def test_actions_are_relative_by_either_switch(
+    tmp_path: Path, relative: bool | None, by_row: bool | None, expected: bool
+) -> None:
+    switches = {"relative_action": relative, "relative_action_per_horizon": by_row}
+    config, problems = read(tmp_path, {key: value for key, value in switches.items() if value is not None})
+    assert not problems
+    assert config.relative_action is expected
+
+
 def test_the_robots_own_settings_win(tmp_path: Path) -> None:
     tree = {"oxe_droid": keys("state", "x"), "config_agibot": keys("state", "y")}
     config, problems = read(tmp_path, tree)

@@ -54,6 +54,14 @@ def test_statistics_that_do_not_fit_are_named() -> None:
     assert problems[-1] == "x: q01 must not exceed q99"
 
 
+@pytest.mark.parametrize(("num_rows", "count"), [(None, 1), (12, 1), (24, 0)])
+def test_statistics_by_row_are_for_as_many_rows_as_there_are(num_rows: int | None, count: int) -> None:
+    problems: list[str] = []
+    statistics = {"q01": [[0.0]] * 24, "q99": [1.0]}
+    read_normalizer(statistics, NormalizationMode.Q99, 1, where="x", problems=problems, num_rows=num_rows)
+    assert len(problems) == count
+
+
 def test_quadrants() -> None:
     views = [np.full((2, 3, 4, 3), value, np.uint8) for value in (10, 20, 30)]
     picture = tile_views(views, Tiling.QUADRANTS)
@@ -153,9 +161,15 @@ def metadata(tag: str, cameras: list[str], states: dict[str, int], actions: dict
     }
 
 
+def read(content: dict[str, Any], training: TrainingConfig, tag: str, problems: list[str]) -> Robot | None:
+    return read_robot(
+        content, training, embodiment(tag), state_width=64, action_width=32, action_rows=24, problems=problems
+    )
+
+
 def robot(tag: str, training: TrainingConfig, content: dict[str, Any]) -> Robot:
     problems: list[str] = []
-    found = read_robot(content, training, embodiment(tag), state_width=64, action_width=32, problems=problems)
+    found = read(content, training, tag, problems)
     assert found is not None, problems
     return found
 
@@ -204,6 +218,15 @@ def test_templates_tell_which_camera_is_where() -> None:
         assert text.endswith(" The robot wave")
 
 
+def test_a_file_of_one_robot_is_not_taken_for_another() -> None:
+    dims = {"joint_position": 7, "gripper_position": 1}
+    content = metadata("yam", ["a"], dims, dims)["yam"] | {"embodiment_tag": "yam"}
+    assert robot("yam", TrainingConfig(), content).cameras == ("observation/a",)
+    problems: list[str] = []
+    assert read(content, TrainingConfig(), "agibot", problems) is None
+    assert problems == ["metadata.json: no statistics of agibot, only of yam"]
+
+
 def test_relative_actions_can_be_off_and_must_have_a_state() -> None:
     dims = {"joint_position": 7, "gripper_position": 1}
     content = metadata("yam", ["a"], dims, dims)
@@ -211,10 +234,7 @@ def test_relative_actions_can_be_off_and_must_have_a_state() -> None:
     assert all(action.relative_to is None for action in off.actions)
     problems: list[str] = []
     content = metadata("yam", ["a"], {"gripper_position": 1}, dims)
-    assert (
-        read_robot(content, TrainingConfig(), embodiment("yam"), state_width=64, action_width=32, problems=problems)
-        is None
-    )
+    assert read(content, TrainingConfig(), "yam", problems) is None
     assert problems == ["relative action joint_position needs a state of its name and 7 numbers"]
 
 

@@ -91,8 +91,17 @@ def test_another_robot_needs_its_statistics(tmp_path: Path) -> None:
 def test_a_picture_of_another_size_is_refused(tmp_path: Path) -> None:
     start = start_worker(write_checkpoint(tmp_path))
     for changes, problem in (
-        ({"width": 128}, "has 16 tokens, the checkpoint is for 8"),
         ({"width": 63}, "width must be even"),
+        ({"width": 32, "height": 64}, "trained with views of 32 x 16: set width to 64 and height to 32"),
+    ):
+        with pytest.raises(LoadFailed, match=problem):
+            create_adapter(type(start)(**{**_fields(start), **changes}), lambda stage, fraction, detail: None)
+
+
+def test_a_picture_of_another_size_is_refused_where_the_training_run_is_silent(tmp_path: Path) -> None:
+    start = start_worker(write_checkpoint(tmp_path, training={"relative_action": True}))
+    for changes, problem in (
+        ({"width": 128}, "has 16 tokens, the checkpoint is for 8"),
         ({"height": 24}, "multiple of 16, got 24"),
     ):
         with pytest.raises(LoadFailed, match=problem):
