@@ -27,6 +27,7 @@ Array: TypeAlias = npt.NDArray[np.generic]
 WireValue: TypeAlias = bool | int | float | str | memoryview | Array | list["WireValue"] | dict[str, "WireValue"] | None
 
 MAX_DIMENSIONS = 8
+MAX_EMPTY_SIZES = 2**31
 
 # Numbers and booleans only: no structures, texts, dates, complex numbers or Python objects.
 _DTYPE = re.compile(r"[<>|=]?(?:b1|[iu][1248]|f[248])")
@@ -127,6 +128,9 @@ def _read_shape(value: object, path: str) -> tuple[int, ...]:
     shape = tuple(size for size in sizes if isinstance(size, int) and not isinstance(size, bool) and size >= 0)
     if len(shape) != len(sizes):
         raise MalformedMsgpack(f"{path}: expected sizes from 0 in the shape, got {str(sizes)[:80]}")
+    # Without elements the bytes bound nothing, but numpy still multiplies the other sizes.
+    if 0 in shape and math.prod(size for size in shape if size) > MAX_EMPTY_SIZES:
+        raise MalformedMsgpack(f"{path}: expected smaller sizes beside 0 in the shape, got {str(sizes)[:80]}")
     return shape
 
 

@@ -104,6 +104,8 @@ def test_a_pickle_is_never_loaded() -> None:
         ({"shape": [2, True]}, "sizes from 0"),
         ({"shape": [2, "3"]}, "sizes from 0"),
         ({"shape": [1] * 9}, "at most 8 sizes"),
+        ({"shape": [0, 2**63], "data": b""}, "smaller sizes beside 0"),
+        ({"shape": [0, 2**31, 2**31, 2**31], "data": b""}, "smaller sizes beside 0"),
         ({"shape": 6}, "expected a shape"),
         ({"data": "text"}, "expected binary data"),
         ({"dtype": 7}, "dtype 7 is not read"),
