@@ -82,7 +82,7 @@ def load_model(
     progress(LoadStage.CHECKPOINT, 0.0, "")
     checkpoint, robot = read_checkpoint(path, options)
     modules = empty_modules(checkpoint.sizes)
-    _check_tensors(checkpoint, modules)
+    check_tensors(checkpoint, modules)
     progress(LoadStage.CHECKPOINT, 1.0, "")
     transformer = _load_transformer(checkpoint, modules.transformer, plan, device, progress)
     vae, image_encoder = modules.vae, modules.image_encoder
@@ -168,7 +168,8 @@ def _share(stage: LoadStage, progress: ProgressFn, start: float, end: float) -> 
     return lambda fraction, detail: progress(stage, start + fraction * (end - start), detail)
 
 
-def _check_tensors(checkpoint: DreamZeroCheckpoint, modules: _Empty) -> None:
+def check_tensors(checkpoint: DreamZeroCheckpoint, modules: _Empty) -> None:
+    """Compare names and shapes of all tensors. Raises `CheckpointError` with everything that does not fit."""
     problems = _tensor_problems(checkpoint, modules)
     if problems:
         raise CheckpointError(checkpoint.name, *problems)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from worldmodel.dreamzero.checkpoint import TOKENIZER
+from worldmodel.dreamzero.config import DreamZeroOptions
+from worldmodel.dreamzero.weights import check_tensors, empty_modules, read_checkpoint
 from worldmodel.lingbot.config import LingBotOptions
 from worldmodel.lingbot.inspection import CONTEXT_BYTES, Inspection, inspect_checkpoint
 from worldmodel.messages import StartWorker
@@ -14,8 +17,27 @@ def checkpoint_needs(start: StartWorker) -> tuple[str, tuple[str, ...], Needs | 
 
     Raises `LoadFailed`, `RequestRefused` or ValueError if that cannot be found out.
     """
-    if start.model != "lingbot_world_v2":
-        return f"{start.checkpoint or 'none'} (not looked into for this model)", (), None
+    match start.model:
+        case "lingbot_world_v2":
+            return _lingbot(start)
+        case "dreamzero":
+            return _dreamzero(start)
+        case _:
+            return f"{start.checkpoint or 'none'} (not looked into for this model)", (), None
+
+
+def _dreamzero(start: StartWorker) -> tuple[str, tuple[str, ...], Needs | None]:
+    """Read settings and headers as a worker does. Raises what that raises, with all problems."""
+    checkpoint, _ = read_checkpoint(start.checkpoint, DreamZeroOptions.from_json(start.model_options))
+    check_tensors(checkpoint, empty_modules(checkpoint.sizes))
+    checkpoint.component(TOKENIZER)
+    tensors = [info for stored in checkpoint.tensors.values() for info in stored.values()]
+    parameters = sum(info.num_elements for info in tensors)
+    stored_bytes = sum(info.num_bytes for info in tensors)
+    return f"{checkpoint.name}: {parameters / 1e9:.2f} billion parameters, {stored_bytes / 1e9:.1f} GB", (), None
+
+
+def _lingbot(start: StartWorker) -> tuple[str, tuple[str, ...], Needs | None]:
     options = LingBotOptions.from_json(start.model_options)
     is_cuda = start.device.startswith("cuda")
     found = inspect_checkpoint(

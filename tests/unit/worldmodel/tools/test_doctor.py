@@ -7,12 +7,16 @@ import json
 import re
 import resource
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
 import pytest
 import torch
+from safetensors.torch import save_file
 
+from tests.support.dreamzero_checkpoint import start_worker, write_checkpoint
+from tests.support.dreamzero_golden import tensors
 from worldmodel.messages import StartWorker
 from worldmodel.tools import doctor
 from worldmodel.tools.doctor import Check, Status, run_checks
@@ -125,6 +129,21 @@ def test_without_torch_nothing_else_is_tried(monkeypatch: pytest.MonkeyPatch) ->
 def test_an_old_torch_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor.importlib.metadata, "version", lambda _: "2.5.1+cu121")
     assert next(run_checks(start())).status is Status.FAIL
+
+
+def test_a_robot_model_is_looked_into(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path)
+    assert checks(start_worker(folder))["checkpoint"].status is Status.OK
+    message = start_worker(folder, tokenizer=str(tmp_path / "elsewhere"))
+    assert "tokenizer folder does not exist" in checks(message)["checkpoint"].found
+    (folder / "experiment_cfg" / "metadata.json").write_text("{}", encoding="utf-8")
+    weights = {name: tensor for name, tensor in tensors("weights").items() if "head.modulation" not in name}
+    save_file(weights, folder / "model.safetensors")
+    failed = checks(start_worker(folder))["checkpoint"]
+    assert failed.status is Status.FAIL
+    for problem in ("no statistics of oxe_droid, only of nothing", "missing tensors of the transformer"):
+        assert problem in failed.found
+    assert "does not exist" in checks(start_worker(tmp_path / "nothing"))["checkpoint"].found
 
 
 def test_a_model_without_a_planner_is_not_looked_into() -> None:
