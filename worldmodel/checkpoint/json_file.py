@@ -36,8 +36,9 @@ def parse_json_object(content: bytes, subject: str) -> dict[str, Any]:
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        repeated = next(key for key, _ in pairs if sum(other == key for other, _ in pairs) > 1)
-        raise ValueError(f"key {repeated!r} stands there twice")
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"key {key!r} stands there twice")
+        found[key] = value
     return found
