@@ -18,6 +18,17 @@ from worldmodel.checkpoint.safetensors_header import TensorInfo
 from worldmodel.checkpoint.tensor_stream import TORCH_DTYPES
 
 _MAX_INDEX_BYTES = 100_000_000
+# What torch's reader raises for an index that was not written by torch.save: it checks what is called, not with what.
+_UNREADABLE = (
+    pickle.UnpicklingError,
+    RuntimeError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    LookupError,
+    EOFError,
+    OSError,
+)
 _WORDS = {dtype: word for word, dtype in TORCH_DTYPES.items()}
 
 
@@ -27,7 +38,7 @@ def read_torch_index(file: Path) -> tuple[TensorInfo, ...]:
     try:
         with FakeTensorMode():
             content = torch.load(file, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, ValueError, KeyError, EOFError, OSError, RecursionError) as error:
+    except _UNREADABLE as error:
         reason = str(error).strip().partition("\n")[0]
         raise CheckpointError(str(file), f"is no file of plain tensors ({reason})") from error
     if not isinstance(content, dict) or not all(
@@ -43,21 +54,26 @@ def _check_archive(file: Path) -> None:
     try:
         with zipfile.ZipFile(file) as archive:
             entries = archive.infolist()
-            orders = [archive.read(entry)[:16] for entry in entries if entry.filename.endswith("/byteorder")]
+            packed = [entry.filename for entry in entries if entry.compress_type != zipfile.ZIP_STORED]
+            if packed:
+                raise CheckpointError(str(file), f"is compressed, which torch.save never does ({packed[0]})")
+            orders = [_start_of(archive, entry) for entry in entries if entry.filename.endswith("/byteorder")]
     except OSError as error:
         raise CheckpointError(str(file), f"cannot be read ({error.strerror})") from error
-    except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
+    except (zipfile.BadZipFile, ValueError, RuntimeError) as error:
         raise CheckpointError(
             str(file), "is truncated, or not written by torch.save of version 1.6 or later"
         ) from error
-    packed = [entry.filename for entry in entries if entry.compress_type != zipfile.ZIP_STORED]
-    if packed:
-        raise CheckpointError(str(file), f"is compressed, which torch.save never does ({packed[0]})")
     if any(order.strip() != b"little" for order in orders):
         raise CheckpointError(str(file), f"must be little-endian, its byte order is {orders[0]!r}")
     index = sum(entry.file_size for entry in entries if entry.filename.endswith(".pkl"))
     if index > _MAX_INDEX_BYTES:
         raise CheckpointError(str(file), f"has an index of {index} bytes, at most {_MAX_INDEX_BYTES} are read")
+
+
+def _start_of(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
+    with archive.open(entry) as stream:
+        return stream.read(16)
 
 
 def _tensor_info(file: Path, file_bytes: int, name: str, tensor: torch.Tensor) -> TensorInfo:

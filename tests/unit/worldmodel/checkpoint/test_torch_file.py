@@ -68,6 +68,43 @@ def test_the_old_format_is_named(file: Path) -> None:
         read_torch_index(file)
 
 
+@pytest.mark.parametrize(
+    "index",
+    [
+        b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n)R.",
+        b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n(K\x01K\x02K\x03K\x04K\x05K\x06tR.",
+        b"\x80\x02h\x09.",
+        b"",
+    ],
+    ids=["too few arguments", "wrong arguments", "no such memo", "empty"],
+)
+def test_an_index_that_torch_did_not_write(file: Path, index: bytes) -> None:
+    rewrite(file, "/data.pkl", index)
+    with pytest.raises(CheckpointError, match=r"m\.pth: is no file of plain tensors"):
+        read_torch_index(file)
+
+
+def test_an_encrypted_entry(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    with zipfile.ZipFile(file) as archive:
+        [entry] = [entry for entry in archive.infolist() if entry.filename.endswith("/byteorder")]
+    # Bit 0 of the flags, in the entry itself and in the directory.
+    content[entry.header_offset + 6] |= 1
+    content[content.rindex(entry.filename.encode()) - 46 + 8] |= 1
+    file.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"not written by torch\.save"):
+        read_torch_index(file)
+
+
+def rewrite(file: Path, suffix: str, content: bytes) -> None:
+    """Give the entry with this suffix another content."""
+    with zipfile.ZipFile(file) as archive:
+        entries = {entry.filename: archive.read(entry) for entry in archive.infolist()}
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, old in entries.items():
+            archive.writestr(name, content if name.endswith(suffix) else old)
+
+
 def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"none\.pth: cannot be read \(No such file"):
         read_torch_index(tmp_path / "none.pth")
