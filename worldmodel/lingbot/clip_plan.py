@@ -92,7 +92,7 @@ def _transformer_config(folder: Path) -> object:
                 return json.loads(file.read(MAX_CONFIG_BYTES))
         except (FileNotFoundError, NotADirectoryError):
             continue
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise _refusal("checkpoint", f"{folder}: {name}/config.json cannot be read ({error})") from error
     raise _refusal(
         "checkpoint", f"{folder}: expected a folder with transformer/config.json or transformers/config.json"

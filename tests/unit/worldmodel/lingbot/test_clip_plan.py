@@ -110,8 +110,9 @@ def test_a_checkpoint_that_does_not_say_is_refused(wish: ClipWish, tmp_path: Pat
     for content in ({"num_frames_per_block": "3"}, {"num_frames_per_block": 0}, []):
         write_config(tmp_path, content)
         refuse(wish, "checkpoint", "num_frames_per_block")
-    (tmp_path / "transformer" / "config.json").write_text("{")
-    refuse(wish, "checkpoint", "cannot be read")
+    for text in ("{", "[" * 100_000):
+        (tmp_path / "transformer" / "config.json").write_text(text)
+        refuse(wish, "checkpoint", "cannot be read")
     assert plan_clip(replace(wish, options={"latent_frames_per_chunk": 3})).num_chunks == 3
 
 
