@@ -41,6 +41,7 @@ MAX_SCRIPT_LATENT_FRAMES = 4096
 MAX_TRANSITION_CHUNKS = 256
 MAX_COORDINATE = 1e6
 MAX_PIXELS = 65536.0
+MIN_FOCAL_PX = 1e-3
 MAX_CLIENT_TS_MS = 2.0**53
 MAX_FOLDER_CHARS = 256
 FOLDER_PATTERN = "^[A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*$"
@@ -272,7 +273,7 @@ def _numbers(value: object, path: str, count: int, of: str, limit: float = MAX_C
 def _intrinsics_row(value: object, path: str) -> Row:
     row = _numbers(value, path, 4, "numbers fx, fy, cx, cy", MAX_PIXELS)
     for index in range(2):
-        _READER.read_number(row[index], f"{path}[{index}]", minimum=1e-3, maximum=MAX_PIXELS)
+        _READER.read_number(row[index], f"{path}[{index}]", minimum=MIN_FOCAL_PX, maximum=MAX_PIXELS)
     return row
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from worldmodel.errors import RequestRefused
-from worldmodel.lingbot.controls import MAX_COORDINATE, ROTATION_TOLERANCE
+from worldmodel.lingbot.controls import MAX_COORDINATE, MAX_PIXELS, MIN_FOCAL_PX, ROTATION_TOLERANCE
 from worldmodel.lingbot.poses import (
     Float64,
     framewise,
@@ -72,8 +72,11 @@ def load_clip(folder: Path, below: Sequence[str] = (), *, max_poses: int = MAX_F
     _check_rigid(poses_n44, "poses.npy")
     if len(intrinsics_n4) not in (1, len(poses_n44)):
         raise _refusal("intrinsics.npy", f"expected 1 row or {len(poses_n44)}, one a pose, got {len(intrinsics_n4)}")
-    if (intrinsics_n4[:, :2] <= 0).any():
-        raise _refusal("intrinsics.npy", "expected positive focal lengths")
+    focal_n2 = intrinsics_n4[:, :2]
+    if (focal_n2 < MIN_FOCAL_PX).any() or (focal_n2 > MAX_PIXELS).any():
+        raise _refusal("intrinsics.npy", f"expected focal lengths from {MIN_FOCAL_PX:g} to {MAX_PIXELS:g} pixels")
+    if (np.abs(intrinsics_n4[:, 2:]) > MAX_PIXELS).any():
+        raise _refusal("intrinsics.npy", f"expected principal points within {MAX_PIXELS:g} pixels")
     return CameraClip(poses_n44=poses_n44, intrinsics_n4=np.broadcast_to(intrinsics_n4, (len(poses_n44), 4)).copy())
 
 

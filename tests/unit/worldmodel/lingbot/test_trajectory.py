@@ -118,8 +118,11 @@ def test_intrinsics_must_fit_the_poses(tmp_path: Path) -> None:
     write(tmp_path, turning(4))
     np.save(tmp_path / "intrinsics.npy", np.ones((3, 4)))
     refuse(tmp_path, "intrinsics.npy", "1 row or 4, one a pose, got 3")
-    np.save(tmp_path / "intrinsics.npy", np.zeros((4, 4)))
-    refuse(tmp_path, "intrinsics.npy", "positive focal lengths")
+    for row in ([0.0, 1.0, 1.0, 1.0], [1.0, -1.0, 1.0, 1.0], [1e-300, 1.0, 1.0, 1.0], [1.0, 7e4, 1.0, 1.0]):
+        np.save(tmp_path / "intrinsics.npy", np.array([row]))
+        refuse(tmp_path, "intrinsics.npy", "expected focal lengths from 0.001 to 65536 pixels")
+    np.save(tmp_path / "intrinsics.npy", np.array([[1.0, 1.0, 1.0, -7e4]]))
+    refuse(tmp_path, "intrinsics.npy", "expected principal points within 65536 pixels")
 
 
 @pytest.mark.parametrize(
