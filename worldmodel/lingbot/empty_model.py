@@ -28,7 +28,7 @@ from worldmodel.lingbot.published import (
 )
 from worldmodel.lingbot.transformer import LingBotTransformer
 from worldmodel.lingbot.transformer_config import TransformerConfig, read_transformer_config
-from worldmodel.wan.text_encoder import empty_text_encoder
+from worldmodel.wan.text_encoder import empty_text_encoder, find_tokenizer_problems
 from worldmodel.wan.umt5 import UMT5Encoder
 from worldmodel.wan.vae import WanVAE
 
@@ -101,16 +101,17 @@ def build_empty(checkpoint: Checkpoint, options: LingBotOptions) -> EmptyModel:
 
 
 def check_fit(checkpoint: Checkpoint, empty: EmptyModel) -> None:
-    """Compare the tensors of all components with the modules. Raises `CheckpointError` with all findings at once."""
+    """Compare all components with the modules. Raises `CheckpointError` with all findings at once."""
     problems = find_problems(checkpoint, empty)
     if problems:
         raise CheckpointError(checkpoint.name, *problems)
 
 
 def find_problems(checkpoint: Checkpoint, empty: EmptyModel) -> tuple[str, ...]:
-    """Say what of the stored tensors does not fit the modules, component by component."""
+    """Say what does not fit the modules or is not there, component by component."""
     modules = {"transformer": empty.transformer, "vae": empty.vae, "text_encoder": empty.text_encoder}
     found = {name: checkpoint.component(name).misfits(module) for name, module in modules.items()}
+    found["tokenizer"] = find_tokenizer_problems(checkpoint.component("tokenizer"))
     return tuple(f"{name}: {problem}" for name, sentences in found.items() for problem in sentences)
 
 

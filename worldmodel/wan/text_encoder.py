@@ -31,6 +31,10 @@ RESIDENT_BYTES = 2 * 1024**3
 """An encoder up to this size stays on the device unless the configuration says otherwise."""
 
 
+TOKENIZER_FILES = ("tokenizer.json", "spiece.model", "tokenizer_config.json")
+"""What a tokenizer can be loaded from; the last alone is enough for one without a vocabulary (bytes)."""
+
+
 class TextPlacement(StrEnum):
     """Where the encoder's weights are.
 
@@ -180,6 +184,14 @@ def empty_text_encoder(component: Component) -> UMT5Encoder:
         raise CheckpointError(component.subject, str(error)) from error
     with torch.device("meta"):
         return UMT5Encoder(config)
+
+
+def find_tokenizer_problems(component: Component) -> tuple[str, ...]:
+    """Say whether the files of a tokenizer are missing; loads none. One without a folder needs none."""
+    folder = component.folder
+    if folder is None or any((folder / name).is_file() for name in TOKENIZER_FILES):
+        return ()
+    return (f"{folder} has none of {', '.join(TOKENIZER_FILES)}",)
 
 
 def _load_tokenizer(folder: Path | None) -> Any:

@@ -57,6 +57,16 @@ def test_where_the_text_encoder_is_changes_what_the_device_holds() -> None:
     assert on_device("resident", {"text_encoder": "cpu"}) == 2 * 5_680_910_336
 
 
+@pytest.mark.parametrize("layout", list(Layout))
+def test_a_tokenizer_without_files_is_found(tmp_path: Path, layout: Layout) -> None:
+    write_checkpoint(plan_checkpoint(TINY, layout=layout), tmp_path / "tiny", seed=0)
+    folder = tmp_path / "tiny" / ("tokenizer" if layout is Layout.DIFFUSERS else "google/umt5-xxl")
+    for file in folder.iterdir():
+        file.unlink()
+    [problem] = inspect_checkpoint(str(tmp_path / "tiny"), width=64, height=64, precision="fp32").problems
+    assert problem.startswith(f"tokenizer: {folder} has none of tokenizer.json")
+
+
 def test_no_tensor_data_is_read(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("tensor data was read")
