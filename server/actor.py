@@ -492,6 +492,10 @@ class SessionActor:
                 )
             except (WorldModelError, ServerError) as error:
                 self._reset_failed(error)
+            except Exception:
+                # The boundary of a reset: a bug must not leave the session between two runs for good.
+                log.exception("reset of session %s broke", self.session_id, extra=about(session_id=self.session_id))
+                self._reset_failed(SessionFailed(ErrorCode.RESET_FAILED, "the reset failed inside the server"))
             else:
                 self._reset_done(prompt=prompt, seed=seed, image=image)
 

@@ -9,6 +9,7 @@ opening ──session.start──> starting ──session.started──> running
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from functools import partial
 
@@ -53,6 +54,8 @@ from server.wire.messages import (
 
 LARGE_TEXT_CHARS = 64 * 1024
 """Messages above this (images in base64) are parsed in a thread."""
+
+log = logging.getLogger(__name__)
 
 
 async def world_endpoint(websocket: WebSocket, context: ServerContext) -> None:
@@ -239,6 +242,10 @@ class WorldDialog:
             actor.attach(self)
         except ServerError as error:
             self.send_error(error)
+        except Exception:
+            # The boundary of a start, as the reader's is of messages: a bug must not leave the client waiting.
+            log.exception("a start broke")
+            self.send_error(ServerError(ErrorCode.INTERNAL, "the server failed to start the session"))
         try:
             await self._take_held()
         finally:

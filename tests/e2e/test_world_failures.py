@@ -147,6 +147,29 @@ async def test_a_failed_reset_can_be_tried_again(server: Server) -> None:
     await socket.expect("session.state", state="active", run=1)
 
 
+async def test_a_bug_in_a_start_is_answered(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    server.worker.open_failures.append(KeyError("a bug"))  # type: ignore[arg-type]
+    socket = await server.connect()
+    await socket.send("session.start", protocol=1, prompt="", image=image_field())
+    assert "KeyError" not in (await socket.error(code="internal"))["message"]
+    assert await socket.closed() == 1011
+    assert server.context.table.num_resident == 0
+    assert "a start broke" in caplog.text
+
+
+async def test_a_bug_in_a_reset_fails_the_session(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    socket = await server.connect()
+    await socket.start()
+    server.worker.reset_failures.append(KeyError("a bug"))  # type: ignore[arg-type]
+    await socket.send("session.reset")
+    await socket.error(code="reset_failed")
+    await socket.expect("session.state", state="failed")
+    assert "KeyError: 'a bug'" in caplog.text
+    await server.until(lambda: server.context.table.num_resident == 0)
+    await socket.send("session.reset")
+    await socket.expect("session.state", state="active", run=1)
+
+
 async def test_a_session_that_cannot_be_cleaned_up_stays_as_a_tombstone(
     server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
