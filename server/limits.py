@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Callable
-from typing import NoReturn
+from collections.abc import Callable, Iterable
 
 from server.errors import BadInput, ErrorCode, Unavailable
 
 # A JSON string, or one bracket. Strings are matched whole, so that brackets inside them don't count. An unterminated
 # string matches to the end, and nothing is given back once matched: the scan is linear for any text a client sends.
 _TOKEN = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[\]{}]', re.DOTALL)
+
+MAX_PATH_CHARS = 160
+"""How much of the path of a field an error repeats; its names are the client's."""
 
 
 class RateLimiter:
@@ -51,13 +54,29 @@ def check_prompt(prompt: str, *, max_chars: int, field: str = "prompt") -> None:
 def parse_json_object(text: str, *, max_depth: int) -> dict[str, object]:
     """Parse a JSON object strictly: bounded depth, finite numbers, no lone surrogates.
 
-    Raises `BadInput` with code `bad_json`.
+    Raises `BadInput` with code `bad_json`; it names the field of a number that is not finite.
     """
     _check_depth(text, max_depth)
+    refused: list[str] = []
+
+    def read_constant(name: str) -> float:
+        refused.append(f"{name} is not a JSON number")
+        return math.nan
+
+    def read_float(literal: str) -> float:
+        value = float(literal)
+        if math.isinf(value):
+            refused.append(f"{literal[:40]} is too large a number")
+        return value
+
     try:
-        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite_float)
+        value = json.loads(text, parse_constant=read_constant, parse_float=read_float)
     except ValueError as error:
         raise BadInput(ErrorCode.BAD_JSON, f"the message is not valid JSON: {error}") from error
+    if refused:
+        field = _path_of_nonfinite(value)[:MAX_PATH_CHARS]
+        where = f"{field}: " if field else "the message is not valid JSON: "
+        raise BadInput(ErrorCode.BAD_JSON, where + refused[0], field=field or None)
     if not isinstance(value, dict):
         raise BadInput(ErrorCode.BAD_JSON, f"expected a JSON object, got {_json_type(value)}")
     if "\\ud" in text or "\\uD" in text:
@@ -86,15 +105,20 @@ def _check_surrogates(value: object) -> None:
         raise BadInput(ErrorCode.BAD_JSON, "the JSON holds half of a surrogate pair, which is no character") from error
 
 
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON number")
-
-
-def _finite_float(text: str) -> float:
-    value = float(text)
-    if value in (float("inf"), float("-inf")):
-        raise ValueError(f"{text[:40]} is too large a number")
-    return value
+def _path_of_nonfinite(value: object) -> str:
+    """Return the path of the first number that is not finite; empty for none, and for the whole value."""
+    items: Iterable[tuple[str, object]] = ()
+    if isinstance(value, dict):
+        items = ((f".{name}", item) for name, item in value.items())
+    elif isinstance(value, list):
+        items = ((f"[{index}]", item) for index, item in enumerate(value))
+    for step, item in items:
+        if isinstance(item, float) and not math.isfinite(item):
+            return step.lstrip(".")
+        if rest := _path_of_nonfinite(item):
+            separator = "" if rest.startswith("[") else "."
+            return f"{step.lstrip('.')}{separator}{rest}"
+    return ""
 
 
 _JSON_TYPES: tuple[tuple[Callable[[object], bool], str], ...] = (

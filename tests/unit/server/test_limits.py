@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from server import limits
 from server.errors import BadInput, ErrorCode, ServerError
-from server.limits import RateLimiter, check_prompt, parse_json_object
+from server.limits import MAX_PATH_CHARS, RateLimiter, check_prompt, parse_json_object
 
 
 def test_a_bucket_allows_a_second_of_burst_and_then_the_rate() -> None:
@@ -73,6 +73,26 @@ def test_everything_else_is_bad_json(text: str) -> None:
     with pytest.raises(BadInput) as caught:
         parse_json_object(text, max_depth=3)
     assert caught.value.code is ErrorCode.BAD_JSON
+    assert len(caught.value.message) < 300
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ('{"a": NaN}', "a"),
+        ('{"a": {"b": [1, {"c": -Infinity}]}}', "a.b[1].c"),
+        ('{"a": [[0], [1e999, NaN]]}', "a[1][0]"),
+        ('{"a": NaN, "a": 1}', None),
+        ("NaN", None),
+        ('{"' + "x" * 1000 + '": NaN}', "x" * MAX_PATH_CHARS),
+    ],
+    ids=lambda value: str(value)[:16],
+)
+def test_a_number_that_is_not_finite_is_named(text: str, field: str | None) -> None:
+    with pytest.raises(BadInput) as caught:
+        parse_json_object(text, max_depth=9)
+    assert (caught.value.code, caught.value.field) == (ErrorCode.BAD_JSON, field)
+    assert (field or "")[:20] in caught.value.message
     assert len(caught.value.message) < 300
 
 
