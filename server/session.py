@@ -103,7 +103,10 @@ class _InFlight:
 
 
 class Session(Generic[EncodedT]):
-    """The session contract (events, ticks, commits, epochs, runs). All methods return at once."""
+    """The session contract (events, ticks, commits, epochs, runs). All methods return at once.
+
+    A run has at most `max_chunks` chunks; None: no limit.
+    """
 
     def __init__(
         self,
@@ -115,6 +118,7 @@ class Session(Generic[EncodedT]):
         fps: int,
         first_event_id: int,
         rules: SessionRules,
+        max_chunks: int | None = None,
     ) -> None:
         self.session_id = session_id
         self.prompt = prompt
@@ -126,6 +130,7 @@ class Session(Generic[EncodedT]):
         self.connected = False
         self.paused = False
         self._rules = rules
+        self._max_chunks = max_chunks
         self._events = EventQueue(max_pending=rules.max_pending_events, first_event_id=first_event_id)
         self._gate = PacingGate(mode=pacing, lead_chunks=rules.lead_chunks, fps=fps)
         self._in_flight: _InFlight | None = None
@@ -246,6 +251,8 @@ class Session(Generic[EncodedT]):
     def opens_at(self, now: float) -> float | None:
         """Return when the next tick may start: `now` or earlier if it may, None if that depends on someone."""
         if self.phase is not Phase.ACTIVE or self._in_flight or self.paused or not self.connected:
+            return None
+        if self._max_chunks is not None and self.next_chunk_index >= self._max_chunks:
             return None
         opens_at = self._gate.opens_at(self.next_chunk_index, now)
         if opens_at is not None and opens_at <= now and self._runnable_since is None:

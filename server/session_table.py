@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewSession:
-    """A checked request for a session."""
+    """A checked request for a session. `max_chunks`: how many chunks a run has at most, None for no limit."""
 
     prompt: str
     seed: int
@@ -48,6 +48,7 @@ class NewSession:
     format: StreamFormat
     pacing: Pacing
     first_event_id: int
+    max_chunks: int | None = None
 
 
 class SessionTable:
@@ -288,6 +289,7 @@ class SessionTable:
                 fps=info.fps,
                 first_event_id=request.first_event_id,
                 rules=self._rules,
+                max_chunks=request.max_chunks,
             ),
             encoder=encoder,
             place=place,

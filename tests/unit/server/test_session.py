@@ -35,6 +35,7 @@ def new_session(
     retries: int = 0,
     max_pending: int = 8,
     connect: bool = True,
+    max_chunks: int | None = None,
 ) -> Session[str]:
     session: Session[str] = Session(
         session_id=SessionId("s-1"),
@@ -44,6 +45,7 @@ def new_session(
         fps=12,
         first_event_id=0,
         rules=SessionRules(max_pending_events=max_pending, lead_chunks=lead_chunks, retry_rolled_back_ticks=retries),
+        max_chunks=max_chunks,
     )
     if connect:
         session.connect()
@@ -125,6 +127,16 @@ def test_chunks_are_contiguous_and_request_ids_unique() -> None:
     chunks = [deliver(session) for _ in range(5)]
     assert [chunk.chunk_index for chunk in chunks] == [0, 1, 2, 3, 4]
     assert len({chunk.request_id for chunk in chunks}) == 5
+
+
+def test_a_run_ends_at_its_length_and_the_next_has_as_many_chunks_again() -> None:
+    session = new_session(pacing=Pacing.FREE, max_chunks=2)
+    assert [deliver(session).chunk_index for _ in range(2)] == [0, 1]
+    assert session.opens_at(0.0) is None
+    assert session.begin_tick(0.0) is None
+    session.begin_reset()
+    session.finish_reset(prompt="", seed=0)
+    assert deliver(session).chunk_index == 0
 
 
 def test_events_are_receipted_with_their_latent_frame_and_wait() -> None:
