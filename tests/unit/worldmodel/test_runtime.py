@@ -122,6 +122,30 @@ def test_a_failure_inside_commit_or_rollback_is_an_unknown_outcome(
     assert caught.value.code == "session_failed"
 
 
+def leave(*_: object) -> None:
+    """Do nothing in place of a rollback, and say nothing about it."""
+
+
+@pytest.mark.parametrize("blind_to", ["integrity", "footprint"])
+def test_a_rollback_that_left_something_behind_is_an_unknown_outcome(
+    blind_to: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pages that stay taken are noticed by either check alone."""
+    runtime = load_fake(failures=[{"kind": "late", "chunk_index": 1}])
+    runtime.open(open_session("a"), image())
+    play(runtime, "a", range(1))
+    with monkeypatch.context() as patch:
+        patch.setattr(PageTable, "rollback", leave)
+        if blind_to == "integrity":
+            patch.setattr(KVCache, "check_integrity", leave)
+        else:
+            patch.setattr(Runtime, "_footprint", leave)
+        with pytest.raises(OutcomeUnknown, match="could not be rolled back"):
+            runtime.tick(tick("a", 1))
+    with pytest.raises(RequestRefused, match="reset or close it"):
+        runtime.tick(tick("a", 1))
+
+
 def test_an_error_that_names_its_outcome_is_passed_on() -> None:
     runtime = load_fake(
         failures=[
