@@ -224,6 +224,22 @@ class RobotSection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OmniSection:
+    """Clients of vLLM-Omni's realtime video interface, on worlds.
+
+    `model_names` are accepted in `session.start` beside the model's own name. Where all places are taken, a client
+    waits and is told its position; `queue_when_full = false` refuses it, for clients that know no other messages than
+    the original ones.
+    """
+
+    model_names: tuple[str, ...] = (
+        "robbyant/lingbot-world-v2-14b-causal-fast-diffusers",
+        "robbyant/lingbot-world-v2-14b-causal-fast",
+    )
+    queue_when_full: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StartImageConfig:
     """A start image on offer and the prompt that suits it. `file` is relative to the checkpoint folder."""
 
@@ -272,6 +288,7 @@ class ServerConfig:
     media: MediaSection = MediaSection()
     recording: RecordingSection = RecordingSection()
     robot: RobotSection = RobotSection()
+    omni: OmniSection = OmniSection()
     worker: WorkerSection = WorkerSection()
     kvcache: KVCacheSection = KVCacheSection()
 
@@ -292,6 +309,7 @@ SECTIONS: dict[str, type] = {
     "media": MediaSection,
     "recording": RecordingSection,
     "robot": RobotSection,
+    "omni": OmniSection,
     "worker": WorkerSection,
     "kvcache": KVCacheSection,
     "model": ModelSection,
