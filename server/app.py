@@ -13,6 +13,7 @@ from server.auth import Authenticator
 from server.clock import Clock, monotonic
 from server.config import ServerConfig
 from server.context import ServerContext
+from server.dialects.omni import omni_endpoint
 from server.dialects.world import world_endpoint
 from server.health import distribution_version
 from server.metrics import Metrics
@@ -100,6 +101,10 @@ def create_app(config: ServerConfig, *, worker: Worker | None = None, clock: Clo
     @app.websocket("/v1/world")
     async def world(websocket: WebSocket) -> None:
         await world_endpoint(websocket, context)
+
+    @app.websocket("/v1/realtime/video")
+    async def video(websocket: WebSocket) -> None:
+        await omni_endpoint(websocket, context)
 
     robot_routes.mount_refusals(app, context)
     return app

@@ -1,0 +1,436 @@
+"""The `omni` dialect: one client of vLLM-Omni's `WS /v1/realtime/video` and its session.
+
+opening ──session.start──> starting ──video.start──> running ──last chunk, session.stop──> session.done, closed
+   ↑                          │ error that keeps the socket
+   └──────────────────────────┘
+
+A video and its socket live and die together: there is no resume and no reset. Sessions, ticks, pacing and encoding are
+those of every world; this file translates.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections import deque
+from dataclasses import dataclass, replace
+from functools import partial
+
+from starlette.websockets import WebSocket
+
+from server.actor import SessionActor
+from server.auth import accepted_subprotocol
+from server.context import ServerContext
+from server.dialects.omni_events import Known, OmniEvents
+from server.dialects.omni_messages import (
+    StartPlan,
+    find_event_id,
+    parse_client_message,
+    plan_interaction,
+    plan_start,
+    translate_start_error,
+)
+from server.endpoint import BinaryFrame, Outbox, TextFrame, serve_socket
+from server.errors import BadInput, CloseCode, ErrorCode, NotAllowed, ServerError, Unavailable
+from server.limits import RateLimiter
+from server.media.formats import EncodedChunk, EpochMuxer
+from server.session import ReadyChunk
+from server.starting import check_start
+from server.tasks import TaskSet
+from server.wire.messages import (
+    DropReason,
+    ErrorMessage,
+    EventDropped,
+    Pacing,
+    ServerMessage,
+    SessionClosedMessage,
+    SessionState,
+    SessionStateMessage,
+)
+from server.wire.omni_messages import (
+    ChunkMetadata,
+    Interaction,
+    InteractionQueued,
+    OmniError,
+    OmniInteraction,
+    OmniPing,
+    OmniPlayback,
+    OmniPong,
+    OmniQueued,
+    OmniServerMessage,
+    OmniStart,
+    OmniStop,
+    SessionDone,
+    VideoConfig,
+    VideoStart,
+)
+
+LARGE_TEXT_CHARS = 64 * 1024
+"""Messages above this (images in base64) are parsed in a thread."""
+
+REMEMBERED_PER_PENDING = 4
+"""Event ids that are known, as a multiple of those that may wait."""
+
+COMPLETE = "complete"
+STOPPED = "stopped"
+FAILED = "failed"
+"""Reasons of an end that this dialect brings about."""
+
+EVENT_ID_CONFLICT = "event_id_conflict"
+INTERACTION_FAILED = "interaction_failed"
+"""Words of vLLM-Omni for an id that was used for something else, and for a queued event that came to nothing."""
+
+
+async def omni_endpoint(websocket: WebSocket, context: ServerContext) -> None:
+    """Serve `GET /v1/realtime/video`."""
+    offered = websocket.scope.get("subprotocols", [])
+    await websocket.accept(subprotocol=accepted_subprotocol(offered))
+    outbox = Outbox()
+    dialog = OmniDialog(context, outbox)
+    try:
+        context.auth.check_origin(websocket.headers, scheme=websocket.url.scheme)
+        dialog.owner = context.auth.authenticate(websocket.headers, offered)
+    except NotAllowed as error:
+        dialog.send_error(error)
+    context.metrics.connections.inc()
+    dialog.expect_start()
+    try:
+        await serve_socket(websocket, dialog, outbox, stall_timeout_s=context.config.session.stall_timeout_s)
+    finally:
+        context.metrics.connections.dec()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SentChunk:
+    """A chunk in the client's hands; `first_frame` counts media frames from the start of the stream."""
+
+    first_frame: int
+    run: int
+    chunk_index: int
+
+
+class OmniDialog:
+    """Maps messages to a session and back. Also the session's `Outlet`."""
+
+    def __init__(self, context: ServerContext, outbox: Outbox) -> None:
+        self.owner: str | None = None
+        self._context = context
+        self._outbox = outbox
+        self._actor: SessionActor | None = None
+        self._epoch = 0
+        self._muxer: EpochMuxer | None = None
+        self._plan: StartPlan | None = None
+        self._model = context.config.model.name
+        self._buffer_s: float | None = None
+        self._tasks = TaskSet("omni dialog")
+        self._starting: asyncio.Task[None] | None = None
+        self._held: deque[OmniInteraction | OmniPlayback] = deque()
+        self._event_rate = RateLimiter(context.config.limits.max_events_per_second)
+        self._start_timer: asyncio.TimerHandle | None = None
+        self._events = OmniEvents(max_remembered=REMEMBERED_PER_PENDING * context.config.session.max_pending_events)
+        self._next_number = 0
+        self._num_chunks = 0
+        self._init = b""
+        self._num_sent_frames = 0
+        self._unseen: deque[_SentChunk] = deque()
+        self._dropped: list[str] = []
+        self._failure = "the session failed"
+
+    # ------------------------------------------------------------ client -> session
+
+    async def on_text(self, text: str) -> None:
+        limits = self._context.config.limits
+        try:
+            if len(text) > LARGE_TEXT_CHARS:
+                message = await asyncio.to_thread(parse_client_message, text, limits)
+            else:
+                message = parse_client_message(text, limits)
+        except BadInput as error:
+            self.send_error(error, event_id=find_event_id(text, limits))
+            return
+        if self._actor is not None:
+            self._actor.touch()
+        match message:
+            case OmniPing():
+                self._send(OmniPong())
+            case OmniStart():
+                if self._actor is not None or self._starting is not None:
+                    raise BadInput(ErrorCode.ALREADY_STARTED, "this socket has its session already")
+                self._starting = self._tasks.spawn(self._start(message))
+            case OmniStop():
+                self._stop()
+            case _ if self._starting is not None:
+                self._hold(message)
+            case _:
+                self._on_session_message(message)
+
+    async def on_binary(self, data: bytes) -> None:
+        raise BadInput(ErrorCode.BINARY_NOT_ALLOWED, "clients send text frames only")
+
+    def _on_session_message(self, message: OmniInteraction | OmniPlayback) -> None:
+        match message:
+            case OmniInteraction():
+                self._interact(message)
+            case OmniPlayback():
+                self._report(self._require_actor(), message.position_seconds)
+
+    def _require_actor(self) -> SessionActor:
+        if self._actor is None:
+            raise BadInput(ErrorCode.NOT_STARTED, "send session.start first")
+        return self._actor
+
+    def _hold(self, message: OmniInteraction | OmniPlayback) -> None:
+        """Keep what comes before `video.start`, so that a client need not wait for it."""
+        limit = self._context.config.session.max_pending_events
+        if len(self._held) < limit:
+            self._held.append(message)
+            return
+        text = f"{limit} messages wait for the session to start (session.max_pending_events)"
+        event_id = message.interaction.event_id if isinstance(message, OmniInteraction) else None
+        self.send_error(Unavailable(ErrorCode.QUEUE_FULL, text), event_id=event_id)
+
+    def _interact(self, message: OmniInteraction) -> None:
+        interaction = message.interaction
+        event_id = interaction.event_id or uuid.uuid4().hex
+        content = interaction.model_copy(update={"event_id": event_id})
+        try:
+            actor = self._require_actor()
+            match self._events.look_up(event_id, content):
+                case Known.NEW:
+                    self._queue(actor, content, event_id)
+                case Known.RETRY:
+                    pass
+                case Known.CONFLICT:
+                    self._refuse_conflict(event_id)
+                    return
+        except ServerError as error:
+            self._context.metrics.events.labels("refused").inc()
+            self.send_error(error, event_id=event_id if interaction.event_id else None)
+            return
+        self._send(InteractionQueued(request_id=actor.session_id, event_id=event_id))
+
+    def _queue(self, actor: SessionActor, message: Interaction, event_id: str) -> None:
+        now = self._context.clock()
+        self._event_rate.require(now, what="events a second", key="limits.max_events_per_second")
+        plan = plan_interaction(message, self._context.parse_control)
+        number = self._next_number
+        actor.session.accept(event_id=number, prompt=plan.prompt, controls=plan.controls, now=now)
+        self._next_number += 1
+        self._events.queue(number, event_id, message, plan.spans)
+        self._context.metrics.events.labels("queued").inc()
+        actor.changed()
+
+    def _refuse_conflict(self, event_id: str) -> None:
+        self._context.metrics.events.labels("refused").inc()
+        text = "interaction.event_id: this id was used for another event"
+        self._send_failure(EVENT_ID_CONFLICT, text, event_id=event_id, field="interaction.event_id")
+
+    def _report(self, actor: SessionActor, position_s: float) -> None:
+        """Tell the session what the viewer has seen, where its pacing listens to that."""
+        if actor.session.pacing is not Pacing.PLAYBACK or not self._unseen:
+            return
+        frame = position_s * actor.info.fps
+        while len(self._unseen) > 1 and self._unseen[1].first_frame <= frame:
+            self._unseen.popleft()
+        shown = self._unseen[0]
+        ahead_frames = max(0.0, self._num_sent_frames - max(frame, shown.first_frame))
+        actor.session.report_playback(
+            epoch=self._epoch,
+            run=shown.run,
+            chunk_index=shown.chunk_index,
+            buffered_ms=1000.0 * ahead_frames / actor.info.fps,
+            now=self._context.clock(),
+        )
+        actor.changed()
+
+    def _stop(self) -> None:
+        if self._starting is not None:
+            self._starting.cancel()
+        if self._actor is not None:
+            self._actor.begin_close(STOPPED)
+        elif self._starting is not None:
+            self._send(SessionDone(request_id=None, chunks=0, stopped=True, dropped_event_ids=[]))
+            self.close(CloseCode.DONE, STOPPED)
+        else:
+            self._require_actor()
+
+    # ------------------------------------------------------------ starting
+
+    def expect_start(self) -> None:
+        """Close the socket if nothing has begun on it after a while, or after a start that failed."""
+        timeout_s = self._context.config.session.start_timeout_s
+        self._start_timer = asyncio.get_running_loop().call_later(timeout_s, self._start_expired, timeout_s)
+
+    def _start_expired(self, timeout_s: float) -> None:
+        if self._actor is not None:
+            return
+        if self._starting is not None:
+            self.expect_start()
+            return
+        text = f"no session.start came within {timeout_s:g} s (session.start_timeout_s)"
+        self.send_error(BadInput(ErrorCode.START_TIMEOUT, text))
+
+    async def _start(self, message: OmniStart) -> None:
+        try:
+            await self._open(message)
+        except ServerError as error:
+            self.send_error(translate_start_error(error))
+        finally:
+            self._starting = None
+        while self._held and not self._outbox.closed:
+            held = self._held.popleft()
+            try:
+                self._on_session_message(held)
+            except ServerError as error:
+                self.send_error(error)
+
+    async def _open(self, message: OmniStart) -> None:
+        """Check everything, take a place, and connect. Raises `ServerError`; then nothing has begun."""
+        context = self._context
+        plan = plan_start(
+            message,
+            context.table.require_worker(),
+            model=context.config.model.name,
+            aliases=context.config.omni.model_names,
+            parse_control=context.parse_control,
+        )
+        request = replace(
+            await check_start(plan.start, context, owner=self.owner),
+            max_chunks=plan.max_chunks,
+        )
+        on_position = self._send_position if context.config.omni.queue_when_full else None
+        actor = await context.table.create(request, owner=self.owner, on_position=on_position)
+        self._plan, self._model = plan, message.model or self._model
+        self._buffer_s = message.streaming_buffer_seconds
+        if plan.script:
+            actor.session.accept(event_id=self._next_number, prompt=None, controls=plan.script, now=context.clock())
+            self._next_number += 1
+        actor.attach(self)
+
+    def _send_position(self, position: int, num_queued: int) -> None:
+        self._send(OmniQueued(position=position, queued=num_queued))
+
+    # ------------------------------------------------------------ session -> client (Outlet)
+
+    def open_epoch(self, actor: SessionActor, epoch: int, muxer: EpochMuxer) -> None:
+        assert self._plan is not None
+        self._actor, self._epoch, self._muxer = actor, epoch, muxer
+        init = muxer.init_segment()
+        self._init = b"" if init is None else init.payload
+        config = VideoConfig(
+            model=self._model,
+            prompt=actor.session.prompt,
+            width=actor.info.width,
+            height=actor.info.height,
+            fps=actor.info.fps,
+            num_frames=self._plan.num_frames,
+            seed=actor.session.seed,
+            streaming_buffer_seconds=self._buffer_s,
+        )
+        self._send(VideoStart(request_id=actor.session_id, config=config, mime=actor.mime))
+
+    def send(self, message: ServerMessage) -> None:
+        match message:
+            case ErrorMessage():
+                self._failure = message.message
+                self._send_failure(message.code, message.message)
+            case EventDropped():
+                self._drop(message)
+            case SessionStateMessage(state=SessionState.FAILED):
+                # Nothing can follow in this dialect. Later, because the session is in the middle of failing.
+                asyncio.get_running_loop().call_soon(self._give_up)
+            case SessionStateMessage(state=SessionState.CLEANUP_FAILED):
+                # The error that says so comes first; losing the socket tries again.
+                asyncio.get_running_loop().call_soon(self.close, CloseCode.INTERNAL, FAILED)
+            case SessionClosedMessage(reason=reason):
+                self._end(reason)
+            case _:
+                pass
+
+    def send_chunk(self, ready: ReadyChunk[EncodedChunk]) -> None:
+        """Queue metadata and payload together; nothing can come between them."""
+        assert self._actor is not None
+        assert self._muxer is not None
+        assert self._plan is not None
+        muxed = self._muxer.mux(ready.encoded)
+        payload, self._init = self._init + muxed.payload, b""
+        events = self._events.chunk(receipt.event_id for receipt in ready.chunk.applied)
+        self._send(
+            ChunkMetadata(
+                request_id=self._actor.session_id,
+                transport_chunk_index=self._num_chunks,
+                generation_chunk_index=ready.chunk.chunk_index,
+                num_frames=muxed.num_frames,
+                byte_length=len(payload),
+                started_event_ids=list(events.started),
+                active_event_ids=list(events.active),
+                completed_event_ids=list(events.completed),
+            )
+        )
+        self._outbox.put(BinaryFrame(build=lambda: payload, sent=partial(self._chunk_sent, ready)))
+        self._num_chunks += 1
+        if ready.chunk.chunk_index + 1 == self._plan.max_chunks:
+            self._actor.begin_close(COMPLETE)
+
+    def close(self, code: int, reason: str, *, discard: bool = False) -> None:
+        """Close after everything queued; nothing is discarded, for metadata must not come without its payload."""
+        self._outbox.close(code, reason)
+
+    def send_error(self, error: ServerError, *, event_id: str | None = None) -> None:
+        self._context.metrics.errors.labels(error.code).inc()
+        self._send_failure(error.code, error.message, event_id=event_id, field=error.field)
+        if error.kind.close_code is not None:
+            self.close(error.kind.close_code, error.code)
+
+    def on_lost(self) -> None:
+        self._tasks.cancel()
+        if self._start_timer is not None:
+            self._start_timer.cancel()
+        if self._actor is not None and self._actor.detach(self._epoch):
+            self._actor.begin_close("disconnected")
+
+    def _drop(self, message: EventDropped) -> None:
+        """Answer for an event that was queued: at the end all together, before it each for itself."""
+        event_id = self._events.drop(message.event_id)
+        if event_id is None:
+            return
+        if message.reason is DropReason.CLOSED:
+            self._dropped.append(event_id)
+            return
+        text = self._failure if message.reason is DropReason.FAILED else "the session was reset"
+        self._send_failure(INTERACTION_FAILED, text, event_id=event_id)
+
+    def _give_up(self) -> None:
+        if self._actor is not None:
+            self._actor.begin_close(FAILED)
+
+    def _end(self, reason: str) -> None:
+        assert self._actor is not None
+        if reason == FAILED:
+            self._outbox.close(CloseCode.INTERNAL, FAILED)
+            return
+        self._send(
+            SessionDone(
+                request_id=self._actor.session_id,
+                chunks=self._num_chunks,
+                stopped=reason != COMPLETE,
+                dropped_event_ids=self._dropped,
+            )
+        )
+
+    def _chunk_sent(self, ready: ReadyChunk[EncodedChunk], num_bytes: int) -> None:
+        assert self._actor is not None
+        self._context.metrics.sent_bytes.inc(num_bytes)
+        chunk = ready.chunk
+        if self._actor.session.pacing is Pacing.PLAYBACK:
+            sent = _SentChunk(first_frame=self._num_sent_frames, run=chunk.run, chunk_index=chunk.chunk_index)
+            self._unseen.append(sent)
+        self._num_sent_frames += chunk.num_media_frames
+        self._actor.chunk_sent(self._epoch, chunk)
+
+    def _send(self, message: OmniServerMessage) -> None:
+        self._outbox.put(TextFrame(text=message.model_dump_json(exclude_none=True)))
+
+    def _send_failure(self, code: str, message: str, *, event_id: str | None = None, field: str | None = None) -> None:
+        request_id = None if self._actor is None else self._actor.session_id
+        self._send(OmniError(code=code, message=message, field=field, request_id=request_id, event_id=event_id))
