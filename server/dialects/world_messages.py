@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from server.config import LimitsSection, ServerConfig
 from server.errors import BadInput, ErrorCode, EventRefused
-from server.limits import check_prompt, parse_json_object
+from server.limits import BadNumber, check_prompt, parse_json_object
 from server.media.formats import EncodedChunk, InitSegment, MuxedChunk
 from server.session import ReadyChunk
 from server.wire.binary import pack_chunk
@@ -21,6 +21,7 @@ from server.wire.messages import (
     ChunkTimings,
     ClientMessage,
     ControlMessage,
+    EventId,
     Limits,
     Ping,
     Playback,
@@ -52,17 +53,31 @@ _MODELS: dict[str, type[ClientMessage]] = {
     "ping": Ping,
 }
 
+_EVENT_ID: TypeAdapter[int] = TypeAdapter(EventId)
+
 # ---------------------------------------------------------------- client -> server
 
 
 def parse_client_message(text: str, limits: LimitsSection) -> ClientMessage:
-    """Check one text frame. Raises `BadInput` that names the offending field."""
+    """Check one text frame. Raises `BadInput` that names the offending field, and the event if it was one."""
     if len(text) > limits.max_message_bytes:
         raise BadInput(
             ErrorCode.TOO_LARGE,
             f"the message has more than {limits.max_message_bytes} bytes (limits.max_message_bytes)",
         )
-    fields = parse_json_object(text, max_depth=limits.max_json_depth)
+    try:
+        fields = parse_json_object(text, max_depth=limits.max_json_depth)
+    except BadNumber as error:
+        error.event_id = _refused_event_id(error.document)
+        raise
+    try:
+        return _read_message(fields, limits)
+    except BadInput as error:
+        error.event_id = _refused_event_id(fields)
+        raise
+
+
+def _read_message(fields: Mapping[str, object], limits: LimitsSection) -> ClientMessage:
     kind = fields.get("type")
     if not isinstance(kind, str) or kind not in _MODELS:
         known = ", ".join(_MODELS)
@@ -76,6 +91,16 @@ def parse_client_message(text: str, limits: LimitsSection) -> ClientMessage:
     message = validate(model, fields)
     check_prompts(message, limits)
     return message
+
+
+def _refused_event_id(document: object) -> int | None:
+    """Return the id of an event that can't be read as a whole, None for another message or a bad id."""
+    if not isinstance(document, dict) or document.get("type") != "session.event":
+        return None
+    try:
+        return _EVENT_ID.validate_python(document.get("event_id"))
+    except ValidationError:
+        return None
 
 
 def check_protocol(protocol: object) -> None:

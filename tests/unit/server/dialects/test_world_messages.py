@@ -119,6 +119,44 @@ def test_each_bad_field_is_named(base: dict[str, Any], change: dict[str, Any], c
     assert len(caught.value.message) < 300
 
 
+@pytest.mark.parametrize(
+    "rest",
+    [
+        '"prompt": 7',
+        '"prompt": "a prompt of more than twenty characters"',
+        '"promt": "night"',
+        '"controls": [3]',
+        '"controls": [{"track": "t", "schema": "s", "data": {"x": NaN}}]',
+        '"prompt": 1e999',
+        '"prompt": ' + "9" * 5000,
+    ],
+    ids=lambda rest: rest[:40],
+)
+def test_a_malformed_event_is_named_by_its_id(rest: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        parse_client_message(f'{{"type": "session.event", "event_id": 5, {rest}}}', LIMITS)
+    assert caught.value.event_id == 5
+    assert caught.value.field
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"type": "session.event", "event_id": -1, "prompt": 7}',
+        '{"type": "session.event", "event_id": true, "prompt": 7}',
+        '{"type": "session.event", "event_id": 1.0, "prompt": 7}',
+        '{"type": "session.event", "event_id": 9007199254740992, "prompt": NaN}',
+        '{"type": "session.event", "event_id": NaN}',
+        '{"type": "session.reset", "event_id": 5}',
+        '{"type": "session.evnt", "event_id": 5}',
+    ],
+)
+def test_an_id_that_is_none_is_not_repeated(text: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        parse_client_message(text, LIMITS)
+    assert caught.value.event_id is None
+
+
 def test_too_long_a_message_is_fatal() -> None:
     limits = LimitsSection(max_message_bytes=10)
     with pytest.raises(ServerError) as caught:
