@@ -16,6 +16,17 @@ _TOKEN = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[\]{}]', re.DOTALL)
 MAX_PATH_CHARS = 160
 """How much of the path of a field an error repeats; its names are the client's."""
 
+MAX_INTEGER_CHARS = 308
+"""Longest integer that is read. Any of this length is also a finite float, so no later check can overflow."""
+
+
+class BadNumber(BadInput):
+    """Refuse JSON for one number in it. `document` is the rest, to see what it was; the number is NaN there."""
+
+    def __init__(self, message: str, *, field: str | None, document: object) -> None:
+        super().__init__(ErrorCode.BAD_JSON, message, field=field)
+        self.document = document
+
 
 class RateLimiter:
     """A token bucket: `per_second` on average, bursts of up to one second's worth (at least one)."""
@@ -54,7 +65,8 @@ def check_prompt(prompt: str, *, max_chars: int, field: str = "prompt") -> None:
 def parse_json_object(text: str, *, max_depth: int) -> dict[str, object]:
     """Parse a JSON object strictly: bounded depth, finite numbers, no lone surrogates.
 
-    Raises `BadInput` with code `bad_json`; it names the field of a number that is not finite.
+    Raises `BadInput` with code `bad_json`: for a number that is not finite or too long `BadNumber`, which names its
+    field.
     """
     _check_depth(text, max_depth)
     refused: list[str] = []
@@ -69,14 +81,20 @@ def parse_json_object(text: str, *, max_depth: int) -> dict[str, object]:
             refused.append(f"{literal[:40]} is too large a number")
         return value
 
+    def read_integer(literal: str) -> int | float:
+        if len(literal) <= MAX_INTEGER_CHARS:
+            return int(literal)
+        refused.append(f"{literal[:40]}... is too large a number")
+        return math.nan
+
     try:
-        value = json.loads(text, parse_constant=read_constant, parse_float=read_float)
+        value = json.loads(text, parse_constant=read_constant, parse_float=read_float, parse_int=read_integer)
     except ValueError as error:
         raise BadInput(ErrorCode.BAD_JSON, f"the message is not valid JSON: {error}") from error
     if refused:
         field = _path_of_nonfinite(value)[:MAX_PATH_CHARS]
         where = f"{field}: " if field else "the message is not valid JSON: "
-        raise BadInput(ErrorCode.BAD_JSON, where + refused[0], field=field or None)
+        raise BadNumber(where + refused[0], field=field or None, document=value)
     if not isinstance(value, dict):
         raise BadInput(ErrorCode.BAD_JSON, f"expected a JSON object, got {_json_type(value)}")
     if "\\ud" in text or "\\uD" in text:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from server import limits
 from server.errors import BadInput, ErrorCode, ServerError
-from server.limits import MAX_PATH_CHARS, RateLimiter, check_prompt, parse_json_object
+from server.limits import MAX_INTEGER_CHARS, MAX_PATH_CHARS, RateLimiter, check_prompt, parse_json_object
 
 
 def test_a_bucket_allows_a_second_of_burst_and_then_the_rate() -> None:
@@ -82,18 +83,26 @@ def test_everything_else_is_bad_json(text: str) -> None:
         ('{"a": NaN}', "a"),
         ('{"a": {"b": [1, {"c": -Infinity}]}}', "a.b[1].c"),
         ('{"a": [[0], [1e999, NaN]]}', "a[1][0]"),
+        ('{"a": [1, -' + "9" * 400 + "]}", "a[1]"),
+        ('{"a": 1' + "0" * 5000 + "}", "a"),
         ('{"a": NaN, "a": 1}', None),
         ("NaN", None),
         ('{"' + "x" * 1000 + '": NaN}', "x" * MAX_PATH_CHARS),
     ],
     ids=lambda value: str(value)[:16],
 )
-def test_a_number_that_is_not_finite_is_named(text: str, field: str | None) -> None:
+def test_a_number_that_is_not_finite_or_too_long_is_named(text: str, field: str | None) -> None:
     with pytest.raises(BadInput) as caught:
         parse_json_object(text, max_depth=9)
     assert (caught.value.code, caught.value.field) == (ErrorCode.BAD_JSON, field)
     assert (field or "")[:20] in caught.value.message
     assert len(caught.value.message) < 300
+
+
+def test_any_integer_that_is_read_is_a_finite_float() -> None:
+    longest = int("9" * MAX_INTEGER_CHARS)
+    assert parse_json_object(json.dumps({"a": longest}), max_depth=1) == {"a": longest}
+    assert math.isfinite(float(longest))
 
 
 JSON = st.recursive(
