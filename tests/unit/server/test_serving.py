@@ -1,13 +1,15 @@
-"""The listening socket, before anything is served on it."""
+"""The listening socket, before anything is served on it, and what uvicorn is told."""
 
 from __future__ import annotations
 
 import socket
 
 import pytest
+from fastapi import FastAPI
 
-from server.config import ServerSection
-from server.serving import ServeError, bind
+from server.config import LimitsSection, ServerSection
+from server.serving import ServeError, bind, uvicorn_config
+from tests.support.server_client import fake_config
 
 
 @pytest.mark.parametrize(("stall_timeout_s", "timeout_ms"), [(60.0, 60_000), (0.2504, 251), (1e9, 2**31 - 1)])
@@ -35,3 +37,11 @@ def test_a_taken_port_is_one_sentence() -> None:
         port = listener.getsockname()[1]
         with pytest.raises(ServeError, match=rf"127\.0\.0\.1:{port}: the port is in use"):
             bind(ServerSection(port=port), stall_timeout_s=1.0)
+
+
+def test_a_frame_above_the_limit_is_not_even_received() -> None:
+    """The dialect refuses long messages too, but only once they are in memory."""
+    config = uvicorn_config(FastAPI(), fake_config(limits=LimitsSection(max_message_bytes=4096)))
+    assert config.ws_max_size == 4096
+    assert config.ws == "websockets-sansio"
+    assert not config.ws_per_message_deflate
