@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -39,6 +40,10 @@ class ConfigError(Exception):
         self.key = key
 
 
+MAX_NUMBER = 2**63 - 1
+"""Bound of every number: beyond it the operating system and the encoder take no time and no size."""
+
+
 def _require(condition: bool, key: str, expected: str, value: object) -> None:
     if not condition:
         raise ConfigError(f"{key}: expected {expected}, got {value!r}", key=key)
@@ -47,6 +52,12 @@ def _require(condition: bool, key: str, expected: str, value: object) -> None:
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
 SAME_SESSION = ("refuse", "take_over")
+MAX_FPS = 1000
+MAX_PIXELS = 16384
+"""Widest picture that the encoder takes."""
+
+MAX_CPU_THREADS = 4096
+DEVICE = re.compile(r"cpu|cuda(:[0-9]{1,3})?")
 PRESETS = ("ultrafast", "superfast", "veryfast", "faster", "fast", "medium", "slow")
 
 
@@ -172,9 +183,10 @@ class WorkerSection:
     max_restart_backoff_s: float = 30.0
 
     def __post_init__(self) -> None:
-        _require(
-            self.cpu_threads is None or self.cpu_threads >= 1, "worker.cpu_threads", "a number from 1", self.cpu_threads
-        )
+        threads = self.cpu_threads
+        in_range = threads is None or 1 <= threads <= MAX_CPU_THREADS
+        _require(in_range, "worker.cpu_threads", f"1 to {MAX_CPU_THREADS}", threads)
+        _require(DEVICE.fullmatch(self.device) is not None, "worker.device", "cpu, cuda or cuda:N", self.device)
         for name in ("start_timeout_s", "stop_timeout_s", "restart_backoff_s", "max_restart_backoff_s"):
             _require(getattr(self, name) > 0, f"worker.{name}", "seconds above 0", getattr(self, name))
 
@@ -252,8 +264,8 @@ class StartImageConfig:
 class ModelSection:
     """The model and its geometry. `options` is checked by the model's own option parser.
 
-    The page opens `begin_image` at once; None
-    lets the visitor choose. `checkpoint` is a path, or "package:FOLDER" for a folder inside an installed package.
+    The page opens `begin_image` at once; None lets the visitor choose. `checkpoint` is a path, or "package:FOLDER" for
+    a folder inside an installed package.
     """
 
     name: str
@@ -269,8 +281,8 @@ class ModelSection:
     options: dict[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("width", "height", "fps"):
-            _require(getattr(self, name) >= 1, f"model.{name}", "a number from 1", getattr(self, name))
+        for name, most in (("width", MAX_PIXELS), ("height", MAX_PIXELS), ("fps", MAX_FPS)):
+            _require(1 <= getattr(self, name) <= most, f"model.{name}", f"1 to {most}", getattr(self, name))
         names = [image.name for image in self.start_images]
         _require(len(set(names)) == len(names), "model.start_images", "unique names", names)
         offered = self.begin_image is None or self.begin_image in names
@@ -361,6 +373,10 @@ def load_config(
         origins[key] = origin
     if "model" not in tables:
         raise ConfigError(f"{path}: expected a [model] or a [demo] section")
+    for section, table in tables.items():
+        for name, value in table.items():
+            origin = origins.get(f"{section}.{name}", str(path))
+            _check_numbers(value, f"{section}.{name}", origin)
     return ServerConfig(**{name: _section(name, table, str(path), origins) for name, table in tables.items()})
 
 
@@ -384,6 +400,22 @@ def _read_file(path: Path) -> dict[str, dict[str, Any]]:
     return raw
 
 
+def _check_numbers(value: object, key: str, origin: str) -> None:
+    """Refuse numbers that are not finite or too large, also inside lists and tables."""
+    match value:
+        case float() | int() if not -MAX_NUMBER <= value <= MAX_NUMBER:
+            shown = repr(value) if isinstance(value, float) else f"a number of {value.bit_length()} bits"
+            raise ConfigError(
+                f"{origin}: {key}: expected a finite number of at most {MAX_NUMBER}, got {shown}", key=key
+            )
+        case list():
+            for index, item in enumerate(value):
+                _check_numbers(item, f"{key}[{index}]", origin)
+        case dict():
+            for name, item in value.items():
+                _check_numbers(item, f"{key}.{name}", origin)
+
+
 def _demo_as_model(demo: dict[str, Any]) -> dict[str, Any]:
     """Turn the `[demo]` section, which holds what no checkpoint file says, into a `[model]` section."""
     model: dict[str, Any] = {"name": "lingbot_world_v2", "precision": "fp32", **demo}
@@ -399,11 +431,18 @@ def _section(name: str, table: dict[str, Any], file: str, origins: Mapping[str, 
         if key not in known:
             raise ConfigError(f"{file}: unknown key {name}.{key}{_nearest(key, known)}")
     try:
-        return msgspec.convert(table, kind)
+        return msgspec.convert({key: _without_none(value, kind, key) for key, value in table.items()}, kind)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{file}: section [{name}]: {str(error).replace('`$.', '`')}") from error
     except ConfigError as error:
         raise ConfigError(f"{origins.get(error.key or '', file)}: {error}") from error
+
+
+def _without_none(value: object, kind: type, name: str) -> object:
+    """Read "none" for a number that may have no limit: TOML has no word for it."""
+    hint = get_type_hints(kind)[name]
+    is_unlimited = value == "none" and type(None) in get_args(hint) and _text_form(hint) in (int, float)
+    return None if is_unlimited else value
 
 
 def _overrides(environment: Mapping[str, str], flags: Mapping[str, str]) -> list[tuple[str, str, str]]:

@@ -100,6 +100,55 @@ def test_bad_override_names_where_it_came_from(write, environment, flags, messag
         load_config(write(MINIMAL), environment=environment, flags=flags)
 
 
+@pytest.mark.parametrize("number", ["inf", "-inf", "nan", "1e300", "9" * 30])
+@pytest.mark.parametrize("key", ["server.shutdown_s", "session.stall_timeout_s", "session.idle_s", "robot.idle_s"])
+def test_a_number_without_bounds_is_refused_wherever_it_comes_from(write, key: str, number: str):
+    section, name = key.split(".")
+    variable = f"WORLDSERVE_{section.upper()}_{name.upper()}"
+    complaint = rf"{key}: expected a finite number of at most 9223372036854775807, got "
+    with pytest.raises(ConfigError, match=rf"^--{section}\.{name.replace('_', '-')}: {complaint}"):
+        load_config(write(MINIMAL), environment={}, flags={key: number})
+    with pytest.raises(ConfigError, match=f"^{variable}: {complaint}"):
+        load_config(write(MINIMAL), environment={variable: number})
+    path = write(MINIMAL + f"[{section}]\n{name} = {number}\n")
+    with pytest.raises(ConfigError, match=rf"config\.toml: {complaint}"):
+        load_config(path, environment={})
+
+
+def test_a_huge_integer_is_not_repeated(write):
+    with pytest.raises(ConfigError, match=r"--limits\.max-uploads: limits\.max_uploads.* got a number of 133 bits$"):
+        load_config(write(MINIMAL), environment={}, flags={"limits.max_uploads": "1" + "0" * 40})
+
+
+def test_a_number_inside_an_option_is_named(write):
+    text = MINIMAL + "[model.options]\nreference_intrinsics = { fx = [1.0, inf] }\n"
+    with pytest.raises(ConfigError, match=r"model\.options\.reference_intrinsics\.fx\[1\]: expected a finite number"):
+        load_config(write(text), environment={})
+
+
+def test_none_is_no_limit_in_a_file_too(write):
+    text = MINIMAL + '[robot]\nidle_s = "none"\n[recording]\nmax_bytes = "none"\n'
+    config = load_config(write(text), environment={})
+    assert (config.robot.idle_s, config.recording.max_bytes) == (None, None)
+    with pytest.raises(ConfigError, match=r"Expected `float`, got `str`.*resume_s"):
+        load_config(write(MINIMAL + '[session]\nresume_s = "none"\n'), environment={})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "complaint"),
+    [
+        ("model.fps", "100000000", "model.fps: expected 1 to 1000, got 100000000"),
+        ("model.width", "100000", "model.width: expected 1 to 16384, got 100000"),
+        ("worker.cpu_threads", "1000000", "worker.cpu_threads: expected 1 to 4096, got 1000000"),
+        ("worker.device", "cudaa", "worker.device: expected cpu, cuda or cuda:N, got 'cudaa'"),
+        ("worker.device", "cuda:x", "worker.device: expected cpu, cuda or cuda:N, got 'cuda:x'"),
+    ],
+)
+def test_a_value_that_no_worker_could_use_is_refused(write, key: str, value: str, complaint: str):
+    with pytest.raises(ConfigError, match=complaint):
+        load_config(write(MINIMAL), environment={}, flags={key: value})
+
+
 def test_missing_file_is_one_sentence(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"absent.toml: No such file"):
         load_config(tmp_path / "absent.toml", environment={})
