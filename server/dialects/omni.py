@@ -11,6 +11,7 @@ those of every world; this file translates.
 from __future__ import annotations
 
 import asyncio
+import logging
 import uuid
 from collections import deque
 from dataclasses import dataclass, replace
@@ -79,6 +80,8 @@ FAILED = "failed"
 EVENT_ID_CONFLICT = "event_id_conflict"
 INTERACTION_FAILED = "interaction_failed"
 """Words of vLLM-Omni for an id that was used for something else, and for a queued event that came to nothing."""
+
+log = logging.getLogger(__name__)
 
 
 async def omni_endpoint(websocket: WebSocket, context: ServerContext) -> None:
@@ -275,9 +278,13 @@ class OmniDialog:
             await self._open(message)
         except ServerError as error:
             self.send_error(translate_start_error(error))
+        except Exception:
+            # The boundary of a start, as the reader's is of messages: a bug must not leave the client waiting.
+            log.exception("a start broke")
+            self.send_error(ServerError(ErrorCode.INTERNAL, "the server failed to start the session"))
         finally:
             self._starting = None
-        while self._held and not self._outbox.closed:
+        while self._held:
             held = self._held.popleft()
             try:
                 self._on_session_message(held)
