@@ -29,7 +29,7 @@ from worldmodel.errors import LoadFailed, RequestRefused
 from worldmodel.lingbot.acceleration import accelerate
 from worldmodel.lingbot.camera import TOKEN_PIXELS, CameraEmbedding
 from worldmodel.lingbot.condition import next_condition, start_condition
-from worldmodel.lingbot.config import LingBotOptions, NoiseLayout, Sampler
+from worldmodel.lingbot.config import LingBotOptions, Sampler
 from worldmodel.lingbot.media import DeviceMedia, needs_pixels
 from worldmodel.lingbot.memory import num_camera_bases, plan_kv
 from worldmodel.lingbot.noise import NoiseSource, PerChunkNoise, WholeClipNoise
@@ -81,16 +81,9 @@ def _device(name: str) -> torch.device:
 
 def _options(data: bytes) -> LingBotOptions:
     try:
-        options = LingBotOptions.from_json(data)
+        return LingBotOptions.from_json(data).for_worker()
     except RequestRefused as error:
         raise LoadFailed(error.message, code=error.code, field=error.field) from error
-    if options.noise_layout is NoiseLayout.OFFICIAL_WHOLE_CLIP and options.noise_clip_latent_frames is None:
-        raise LoadFailed(
-            f"noise_layout {options.noise_layout.value!r} needs the length of the whole clip: "
-            "set noise_clip_latent_frames",
-            field="noise_clip_latent_frames",
-        )
-    return options
 
 
 def _noise_source(options: LingBotOptions, device: torch.device, num_draws: int) -> NoiseSource:

@@ -211,6 +211,18 @@ class LingBotOptions:
     def to_json(self) -> bytes:
         return json.dumps(asdict(self), separators=(",", ":"), sort_keys=True, allow_nan=False).encode()
 
+    def for_worker(self) -> LingBotOptions:
+        """Return these options if a model can be loaded with them: what `generate` adds to a clip is there.
+
+        Raises `RequestRefused`.
+        """
+        if self.noise_layout is NoiseLayout.OFFICIAL_WHOLE_CLIP and self.noise_clip_latent_frames is None:
+            raise _READER.refusal(
+                "noise_clip_latent_frames",
+                f"missing: noise_layout {self.noise_layout.value!r} needs the length of the whole clip",
+            )
+        return self
+
     def default_intrinsics(self, width: int, height: int) -> tuple[float, float, float, float]:
         """Return (fx, fy, cx, cy) in pixels of the target size for controls that bring no intrinsics."""
         if self.reference_intrinsics is None:

@@ -12,6 +12,8 @@ from kvcache.errors import BudgetTooSmall
 from kvcache.spec import KVSpec
 from worldmodel.checkpoint.component import Checkpoint
 from worldmodel.checkpoint.safetensors_header import TensorInfo
+from worldmodel.errors import LoadFailed
+from worldmodel.lingbot.acceleration import check_choices
 from worldmodel.lingbot.camera import TOKEN_PIXELS
 from worldmodel.lingbot.config import LingBotOptions
 from worldmodel.lingbot.empty_model import EmptyModel, build_empty, find_problems, open_any
@@ -77,8 +79,9 @@ def inspect_checkpoint(
     text_encoder: str | None = None,
     options: LingBotOptions | None = None,
     cards_gb: tuple[float, ...] = CARDS_GB,
+    device: torch.device | None = None,
 ) -> Inspection:
-    """Inspect a checkpoint.
+    """Inspect a checkpoint. With a `device`, choices of `options` that cannot be had on it are problems too.
 
     Raises `LoadFailed` if it cannot be understood, ValueError for a size or a precision that there isn't.
     """
@@ -113,8 +116,20 @@ def inspect_checkpoint(
         geometry=_geometry(empty, spec, placement),
         memory={**weights_bytes, **_session_memory(spec), "text_encoder_on_host_bytes": _host(empty, plan, placement)},
         capacity=tuple(_capacity(card, spec, sum(weights_bytes.values())) for card in cards_gb),
-        problems=find_problems(checkpoint, empty),
+        problems=(*find_problems(checkpoint, empty), *_choice_problems(empty, options, plan, device, spec)),
     )
+
+
+def _choice_problems(
+    empty: EmptyModel, options: LingBotOptions, plan: PrecisionPlan, device: torch.device | None, spec: KVSpec
+) -> tuple[str, ...]:
+    if device is None:
+        return ()
+    try:
+        check_choices(empty.transformer.config, options, plan, device, spec)
+    except LoadFailed as error:
+        return (error.message,)
+    return ()
 
 
 def _placement(

@@ -28,7 +28,7 @@ MIN_CAPABILITY = (8, 0)
 STAGING_BYTES = 1_000_000_000
 """Host memory that torch, staging buffers and pinned pixels take besides weights; an estimate."""
 
-KERNELS = (("triton", "fused kernels"), ("flash_attn_interface", "FlashAttention-3"))
+KERNELS = (("triton", "fused kernels"), ("fa3_fwd_interface", "FlashAttention-3"))
 """Optional modules, and what is done without where they are missing."""
 
 
@@ -74,9 +74,10 @@ def run_checks(start: StartWorker) -> Iterator[Check]:
         return
     device_checks = list(_check_device(start.device))
     yield from device_checks
-    needs = yield from _check_checkpoint(start)
+    has_device = all(check.status is Status.OK for check in device_checks)
+    needs = yield from _check_checkpoint(start, has_device=has_device)
     if needs is not None:
-        if all(check.status is Status.OK for check in device_checks):
+        if has_device:
             yield from _check_device_memory(start, needs)
         yield _check_host_memory(needs)
         yield _check_locked_memory(needs)
@@ -116,13 +117,13 @@ def _check_device(name: str) -> Iterator[Check]:
     yield Check(status=status, name="device", expected=f"{name} with capability 8.0 or later", found=found)
 
 
-def _check_checkpoint(start: StartWorker) -> Generator[Check, None, Needs | None]:
+def _check_checkpoint(start: StartWorker, *, has_device: bool) -> Generator[Check, None, Needs | None]:
     """Yield the check of the checkpoint; return what it needs, None if that cannot be known."""
     from worldmodel.tools.doctor_needs import checkpoint_needs
 
     expected = f"a checkpoint for {start.model}"
     try:
-        found, problems, needs = checkpoint_needs(start)
+        found, problems, needs = checkpoint_needs(start, has_device=has_device)
     except (WorldModelError, ValueError) as error:
         yield Check(status=Status.FAIL, name="checkpoint", expected=expected, found=str(error))
         return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from worldmodel.dreamzero.checkpoint import TOKENIZER
 from worldmodel.dreamzero.config import DreamZeroOptions
 from worldmodel.dreamzero.weights import check_tensors, empty_modules, read_checkpoint
@@ -12,14 +14,16 @@ from worldmodel.tools.doctor import STAGING_BYTES, Needs
 from worldmodel.wan.text_encoder import TextPlacement
 
 
-def checkpoint_needs(start: StartWorker) -> tuple[str, tuple[str, ...], Needs | None]:
+def checkpoint_needs(start: StartWorker, *, has_device: bool) -> tuple[str, tuple[str, ...], Needs | None]:
     """Return a description of the checkpoint, its problems, and what it needs.
+
+    Choices that depend on the device are checked where `has_device` says that it is there.
 
     Raises `LoadFailed`, `RequestRefused` or ValueError if that cannot be found out.
     """
     match start.model:
         case "lingbot_world_v2":
-            return _lingbot(start)
+            return _lingbot(start, torch.device(start.device) if has_device else None)
         case "dreamzero":
             return _dreamzero(start)
         case _:
@@ -37,8 +41,8 @@ def _dreamzero(start: StartWorker) -> tuple[str, tuple[str, ...], Needs | None]:
     return f"{checkpoint.name}: {parameters / 1e9:.2f} billion parameters, {stored_bytes / 1e9:.1f} GB", (), None
 
 
-def _lingbot(start: StartWorker) -> tuple[str, tuple[str, ...], Needs | None]:
-    options = LingBotOptions.from_json(start.model_options)
+def _lingbot(start: StartWorker, device: torch.device | None) -> tuple[str, tuple[str, ...], Needs | None]:
+    options = LingBotOptions.from_json(start.model_options).for_worker()
     is_cuda = start.device.startswith("cuda")
     found = inspect_checkpoint(
         start.checkpoint,
@@ -47,6 +51,7 @@ def _lingbot(start: StartWorker) -> tuple[str, tuple[str, ...], Needs | None]:
         precision=start.precision,
         options=options,
         text_encoder=None if is_cuda else TextPlacement.RESIDENT.value,
+        device=device,
     )
     return _describe(found), found.problems, _needs(found, is_cuda=is_cuda)
 

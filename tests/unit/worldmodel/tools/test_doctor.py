@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from kvcache.attention_backends import FLASH3_MODULE
 from tests.support.dreamzero_checkpoint import start_worker, write_checkpoint
 from tests.support.dreamzero_golden import tensors
 from worldmodel.messages import StartWorker
@@ -112,12 +113,33 @@ def test_kernels_that_are_missing_are_a_warning(card: SimpleNamespace, monkeypat
         ({"width": 100}, "width must be a multiple of 16"),
         ({"precision": "int4"}, "unknown precision 'int4'"),
         ({"model_options": b'{"flow_shift": -1}'}, "flow_shift"),
+        ({"model_options": b'{"noise_layout": "official_whole_clip"}'}, "noise_clip_latent_frames: missing"),
+        ({"model_options": b'{"attention": "flash3"}'}, "attention 'flash3' can't be used: it needs a CUDA device"),
+        ({"model_options": b'{"layer_operations": "triton"}'}, "layer operations 'triton' can't be used"),
+        ({"precision": "fp8", "model_options": b'{"layer_operations": "unfused"}'}, "'fp8' has no unfused form"),
     ],
 )
 def test_what_cannot_be_loaded_fails_with_its_reason(changes: dict[str, object], message: str) -> None:
     found = checks(start(**changes))["checkpoint"]
     assert found.status is Status.FAIL
     assert message in found.found
+
+
+def test_a_named_kernel_whose_package_is_missing_fails(card: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    find_spec = doctor.importlib.util.find_spec
+    monkeypatch.setattr(
+        doctor.importlib.util, "find_spec", lambda name: None if name == FLASH3_MODULE else find_spec(name)
+    )
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    named = {**FULL, "model_options": b'{"attention": "flash3"}'}
+    found = checks(start(**named))["checkpoint"]
+    assert (found.status, "the package 'fa3-fwd' is not installed" in found.found) == (Status.FAIL, True)
+    # A card that is not there says so itself; what depends on it is not guessed.
+    assert "fa3-fwd" not in checks(start(**{**named, "device": "cuda:7"}))["checkpoint"].found
+
+
+def test_the_module_looked_for_is_the_one_that_is_used() -> None:
+    assert (FLASH3_MODULE, "FlashAttention-3") in doctor.KERNELS
 
 
 def test_without_torch_nothing_else_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
