@@ -11,6 +11,9 @@ from typing import Protocol
 
 from worldmodel.messages import Control
 
+MAX_CLIP_MEDIA_FRAMES = 100_000
+"""Longest clip that can be wished for, trimmed or not: 104 minutes at 16 frames a second."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClipWish:

@@ -11,9 +11,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from worldmodel.clips import ClipPlan, ClipWish
+from worldmodel.clips import MAX_CLIP_MEDIA_FRAMES, ClipPlan, ClipWish
 from worldmodel.errors import RequestRefused
-from worldmodel.lingbot.config import LingBotOptions, NoiseLayout, parse_options
+from worldmodel.lingbot.config import MAX_NOISE_CLIP_LATENT_FRAMES, LingBotOptions, NoiseLayout, parse_options
 from worldmodel.lingbot.controls import CAMERA_TRACK, TRAJECTORY_SCHEMA, parse_control
 from worldmodel.lingbot.published import FULL
 from worldmodel.lingbot.sizes import TOKEN_SIDE_PX, official_size
@@ -41,6 +41,8 @@ def plan_clip(wish: ClipWish) -> ClipPlan:
 
 def plan_with(wish: ClipWish, options: LingBotOptions, *, latent_frames_per_chunk: int) -> ClipPlan:
     """Plan a clip for chunks of a known length. Raises `RequestRefused`."""
+    if wish.num_media_frames > MAX_CLIP_MEDIA_FRAMES:
+        raise _refusal("num_media_frames", f"expected at most {MAX_CLIP_MEDIA_FRAMES}, got {wish.num_media_frames}")
     width, height = _size(wish)
     num_poses = wish.num_media_frames
     clip = None
@@ -50,6 +52,8 @@ def plan_with(wish: ClipWish, options: LingBotOptions, *, latent_frames_per_chun
     count = num_latent_frames(wish.num_media_frames, num_poses, latent_frames_per_chunk)
     num_media_frames = MEDIA_FRAMES_PER_LATENT_FRAME * (count - 1) + 1
     _check_length(wish, count, num_media_frames, num_poses, latent_frames_per_chunk)
+    if options.noise_layout is NoiseLayout.OFFICIAL_WHOLE_CLIP:
+        _check_noise(count, latent_frames_per_chunk)
     controls: tuple[Control, ...] = ()
     if clip is not None:
         _check_poses(count, options)
@@ -111,6 +115,17 @@ def _size(wish: ClipWish) -> tuple[int, int]:
     except ValueError as error:
         raise _refusal("image", str(error)) from error
     return width, height
+
+
+def _check_noise(count: int, chunk_frames: int) -> None:
+    """Refuse more latent frames than noise is drawn for at once."""
+    if count > MAX_NOISE_CLIP_LATENT_FRAMES:
+        longest = MAX_NOISE_CLIP_LATENT_FRAMES - MAX_NOISE_CLIP_LATENT_FRAMES % chunk_frames
+        raise _refusal(
+            "num_media_frames",
+            f"expected at most {MEDIA_FRAMES_PER_LATENT_FRAME * (longest - 1) + 1} with noise_layout "
+            f"{NoiseLayout.OFFICIAL_WHOLE_CLIP.value!r}, got {MEDIA_FRAMES_PER_LATENT_FRAME * (count - 1) + 1}",
+        )
 
 
 def _check_length(wish: ClipWish, count: int, num_media_frames: int, num_poses: int, chunk_frames: int) -> None:

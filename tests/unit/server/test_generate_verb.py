@@ -49,6 +49,7 @@ def arguments(tmp_path: Path) -> list[str]:
     [
         ("--frames 32", "--frames: expected 9 + 12 k, for example 21 or 33, got 32"),
         ("--frames 0", "--frames: expected at least 9"),
+        ("--frames 100005", "--frames: expected at most 100000, got 100005"),
         ("--frames 45 --camera WALK", "--camera: expected at least 45 poses, one a frame, got 33"),
         ("--frames 33 --camera WALK --keys w", "--camera and --keys: expected one of them"),
         ("--frames 33 --camera NONE", "folder: 'none' cannot be opened"),

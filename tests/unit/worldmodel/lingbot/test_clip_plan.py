@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from worldmodel.clips import ClipPlan, ClipWish
+from worldmodel.clips import MAX_CLIP_MEDIA_FRAMES, ClipPlan, ClipWish
 from worldmodel.errors import RequestRefused
 from worldmodel.lingbot.clip_plan import plan_clip
 from worldmodel.lingbot.poses import rotation_y
@@ -87,6 +87,26 @@ def test_other_lengths_are_refused_with_the_nearest_ones(wish: ClipWish) -> None
     refuse(replace(wish, num_media_frames=-5, trims=True), "num_media_frames", "at least 9")
     command = replace(wish, options={"preset": "command"}, num_media_frames=33)
     refuse(command, "num_media_frames", r"13 \+ 16 k, for example 29 or 45, got 33")
+
+
+@pytest.mark.parametrize("trims", [False, True])
+def test_a_clip_has_a_longest_length(wish: ClipWish, trims: bool) -> None:
+    longest = MAX_CLIP_MEDIA_FRAMES if trims else 99_993
+    assert plan_clip(replace(wish, num_media_frames=longest, trims=trims)).num_media_frames == 99_993
+    for frames in (MAX_CLIP_MEDIA_FRAMES + 1, 12 * 10**17 + 9, 10**300):
+        too_long = replace(wish, num_media_frames=frames, trims=trims)
+        refuse(too_long, "num_media_frames", f"at most 100000, got {frames}$")
+
+
+def test_noise_drawn_at_once_has_a_longest_clip(wish: ClipWish, tmp_path: Path) -> None:
+    options: dict[str, object] = {"noise_layout": "official_whole_clip"}
+    longest = replace(wish, options=options, num_media_frames=4089)
+    assert plan_clip(longest).options["noise_clip_latent_frames"] == 1023
+    text = "num_media_frames: expected at most 4089 with noise_layout 'official_whole_clip', got "
+    refuse(replace(longest, num_media_frames=4809), "num_media_frames", f"{text}4809")
+    refuse(replace(longest, num_media_frames=4110, trims=True), "num_media_frames", f"{text}4101")
+    short = write_path(tmp_path / "short", 50)
+    assert plan_clip(replace(longest, num_media_frames=9000, trims=True, camera_folder=short)).num_chunks == 4
 
 
 @pytest.mark.parametrize(("given", "made"), [(9, 9), (44, 33), (45, 45), (81, 81), (361, 357), (360, 357)])
