@@ -79,8 +79,8 @@ def read_request(data: bytes | memoryview) -> RobotRequest:
     if not isinstance(value, dict):
         raise MalformedRequest("expected a map, got another MessagePack value")
     session_id = read_session_id(value.pop("session_id", None))
-    endpoint = _read_text(value.pop("endpoint", "infer"), "endpoint")
-    if endpoint == "reset":
+    endpoint = value.pop("endpoint", None)
+    if isinstance(endpoint, str) and endpoint == "reset":
         return ResetRequest(session_id=session_id)
     return InferRequest(
         session_id=session_id,

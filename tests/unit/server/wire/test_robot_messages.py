@@ -32,9 +32,12 @@ def infer(**fields: Any) -> InferRequest:
     return request
 
 
-@pytest.mark.parametrize("fields", [{}, {"endpoint": "infer"}, {"endpoint": "anything"}])
-def test_every_endpoint_but_reset_asks_for_actions(fields: dict[str, str]) -> None:
-    assert infer(prompt="go", **fields).prompt == "go"
+@pytest.mark.parametrize(
+    "fields", [{}, *({"endpoint": word} for word in ("infer", "anything", "", None, 5, [1], b"reset", STATE))]
+)
+def test_every_endpoint_but_reset_asks_for_actions(fields: dict[str, Any]) -> None:
+    request = infer(prompt="go", **fields)
+    assert (request.prompt, request.arrays) == ("go", {})
 
 
 def test_a_reset_may_name_its_session() -> None:
@@ -82,7 +85,6 @@ def test_step_ids(step_id: Any) -> None:
         ({"step_id": 1.0}, "step_id"),
         ({"step_id": True}, "step_id"),
         ({"step_id": "1"}, "step_id"),
-        ({"endpoint": 5}, "endpoint"),
         ({"prompt": ["go"]}, "prompt"),
         ({"observation/x": "text"}, "observation/x"),
         ({"observation/x": {"a": 1}}, "observation/x"),
