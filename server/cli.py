@@ -17,6 +17,7 @@ from typing import NoReturn
 from server.bench_arguments import add_bench_arguments, read_bench_arguments
 from server.config import ConfigError, ServerConfig, bundled_config, load_config, settable_keys
 from server.conformance_verb import add_conformance_arguments, check_conformance
+from server.model_check import check_model
 from server.tool_verbs import TOOLS, run_tool
 from worldmodel.errors import LoadFailed, WorldModelError
 from worldmodel.packages import check_package_origin
@@ -134,7 +135,9 @@ def _settings(arguments: argparse.Namespace) -> dict[str, str]:
 
 
 def _load(arguments: argparse.Namespace, path: Path) -> ServerConfig:
-    return load_config(path, flags=_settings(arguments))
+    config = load_config(path, flags=_settings(arguments))
+    check_model(config)
+    return config
 
 
 def _demo(arguments: argparse.Namespace) -> None:

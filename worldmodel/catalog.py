@@ -32,6 +32,15 @@ class OptionsParser(Protocol):
     def __call__(self, options: dict[str, object]) -> bytes: ...
 
 
+class SettingsCheck(Protocol):
+    """Check what a model makes of the settings that every model has, as far as no checkpoint is needed for it.
+
+    Raises `RequestRefused` whose `field` is the argument, with which the text begins.
+    """
+
+    def __call__(self, *, width: int, height: int, precision: str) -> None: ...
+
+
 class ModelKind(StrEnum):
     """What clients do with a model, and so which dialects the server speaks for it.
 
@@ -54,6 +63,7 @@ class CatalogEntry:
     kind: ModelKind
     parse_control: str
     parse_options: str
+    check_settings: str
     control_schemas: str
     adapter: str
     plan_clip: str | None = None
@@ -66,6 +76,7 @@ ENTRIES: tuple[CatalogEntry, ...] = (
         kind=ModelKind.WORLD,
         parse_control="worldmodel.lingbot.controls:parse_control",
         parse_options="worldmodel.lingbot.config:parse_options",
+        check_settings="worldmodel.lingbot.settings:check_settings",
         control_schemas="worldmodel.lingbot.control_schemas:control_schemas",
         adapter="worldmodel.lingbot.adapter:create_adapter",
         plan_clip="worldmodel.lingbot.clip_plan:plan_clip",
@@ -76,6 +87,7 @@ ENTRIES: tuple[CatalogEntry, ...] = (
         kind=ModelKind.ROBOT,
         parse_control="worldmodel.dreamzero.controls:parse_control",
         parse_options="worldmodel.dreamzero.config:parse_options",
+        check_settings="worldmodel.dreamzero.settings:check_settings",
         control_schemas="worldmodel.dreamzero.controls:control_schemas",
         adapter="worldmodel.dreamzero.adapter:create_adapter",
     ),
@@ -85,6 +97,7 @@ ENTRIES: tuple[CatalogEntry, ...] = (
         kind=ModelKind.ROBOT,
         parse_control="worldmodel.fake_robot_options:parse_control",
         parse_options="worldmodel.fake_robot_options:parse_options",
+        check_settings="worldmodel.fake_robot_options:check_settings",
         control_schemas="worldmodel.fake_robot_options:control_schemas",
         adapter="worldmodel.fake_robot:create_adapter",
     ),
@@ -94,6 +107,7 @@ ENTRIES: tuple[CatalogEntry, ...] = (
         kind=ModelKind.WORLD,
         parse_control="worldmodel.lingbot.controls:parse_control",
         parse_options="worldmodel.fake_options:parse_options",
+        check_settings="worldmodel.fake_options:check_settings",
         control_schemas="worldmodel.lingbot.control_schemas:control_schemas",
         adapter="worldmodel.fake:create_adapter",
         plan_clip="worldmodel.fake_options:plan_clip",
@@ -122,6 +136,10 @@ def control_parser(name: str) -> ControlParser:
 
 def options_parser(name: str) -> OptionsParser:
     return cast(OptionsParser, resolve(lookup(name).parse_options))
+
+
+def settings_check(name: str) -> SettingsCheck:
+    return cast(SettingsCheck, resolve(lookup(name).check_settings))
 
 
 def clip_planner(name: str) -> ClipPlanner:

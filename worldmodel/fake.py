@@ -35,7 +35,7 @@ from worldmodel.adapter import (
     require_image,
 )
 from worldmodel.errors import LoadFailed, RequestRefused, TickRolledBack
-from worldmodel.fake_options import FailureKind, FakeOptions, command_of
+from worldmodel.fake_options import PIXELS_PER_LATENT, FailureKind, FakeOptions, command_of
 from worldmodel.lingbot.camera_sources import CameraReducerState
 from worldmodel.lingbot.config import LingBotOptions
 from worldmodel.lingbot.reducer import CameraReducer
@@ -47,7 +47,6 @@ FIRST_CHUNK_MEDIA_FRAMES = 9
 CHUNK_MEDIA_FRAMES = 12
 MEDIA_FRAMES_PER_LATENT_FRAME = 4
 LATENT_CHANNELS = 16
-PIXELS_PER_LATENT = 8
 
 NUM_LAYERS = 2
 NUM_HEADS = 1

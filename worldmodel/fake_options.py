@@ -11,8 +11,11 @@ from worldmodel.errors import RequestRefused
 from worldmodel.json_checks import JsonReader
 from worldmodel.lingbot.clip_plan import plan_with
 from worldmodel.lingbot.config import LingBotOptions
+from worldmodel.setting_checks import check_precision, check_sides
+from worldmodel.wan.precision_names import Precision
 
 LATENT_FRAMES_PER_CHUNK = 3
+PIXELS_PER_LATENT = 8
 
 _READER = JsonReader(code="bad_options", root="options")
 
@@ -82,6 +85,12 @@ def plan_clip(wish: ClipWish) -> ClipPlan:
 def parse_options(options: dict[str, object]) -> bytes:
     """Check the option table and return it complete, as canonical JSON. Raises `RequestRefused`."""
     return json.dumps(asdict(_read(options)), separators=(",", ":"), sort_keys=True).encode()
+
+
+def check_settings(*, width: int, height: int, precision: str) -> None:
+    """Refuse pictures of broken latents; the precision has no effect but must be one. Raises `RequestRefused`."""
+    check_sides(width, height, step_px=PIXELS_PER_LATENT)
+    check_precision(precision, [each.value for each in Precision])
 
 
 def command_of(prompt: str | None) -> FailureKind | None:

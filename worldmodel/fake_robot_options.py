@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 
 from worldmodel.errors import RequestRefused
 from worldmodel.json_checks import JsonReader
+from worldmodel.setting_checks import check_precision
+from worldmodel.wan.precision_names import Precision
 
 _READER = JsonReader(code="bad_options", root="options")
 
@@ -36,6 +38,11 @@ class FakeRobotOptions:
 def parse_options(options: dict[str, object]) -> bytes:
     """Check the option table and return it complete, as canonical JSON. Raises `RequestRefused`."""
     return json.dumps(asdict(_read(options)), separators=(",", ":"), sort_keys=True).encode()
+
+
+def check_settings(*, width: int, height: int, precision: str) -> None:
+    """Refuse nothing but a precision that is none; it has no effect. Raises `RequestRefused`."""
+    check_precision(precision, [each.value for each in Precision])
 
 
 def parse_control(track: str, schema: str, data: object) -> bytes:

@@ -31,6 +31,7 @@ from worldmodel.dreamzero.observation_vae import condition_channels, condition_l
 from worldmodel.dreamzero.pictures import observation_clip, signed_pictures, start_picture
 from worldmodel.dreamzero.prompts import Prompt, PromptEncoder, frame_prompt
 from worldmodel.dreamzero.sampler import DreamZeroSampler, Sample, skipping_rule
+from worldmodel.dreamzero.settings import check_settings
 from worldmodel.dreamzero.state import DreamZeroState
 from worldmodel.dreamzero.transformer import NEGATIVE, POSITIVE, TEXT_STORE, FrameInputs
 from worldmodel.dreamzero.transformer_config import CONDITION_MASK_CHANNELS
@@ -40,9 +41,6 @@ from worldmodel.messages import MediaFormat, StartWorker, Tick
 from worldmodel.wan.layers import PATCH
 from worldmodel.wan.precision import precision_plan
 from worldmodel.wan.stage_clock import StageClock
-
-PRECISIONS = ("fp32", "bf16", "fp8")
-"""Plans this model has; `bf16` is what its official code serves with."""
 
 WARM_UP_CALLS = 5
 """One restart and every later start frame, then the restart at the window."""
@@ -56,16 +54,10 @@ def create_adapter(config: StartWorker, progress: ProgressFn) -> DreamZeroAdapte
     """
     try:
         options = DreamZeroOptions.from_json(config.model_options)
+        check_settings(width=config.width, height=config.height, precision=config.precision)
     except RequestRefused as error:
         raise LoadFailed(error.message, code=error.code, field=error.field) from error
-    try:
-        plan = precision_plan(config.precision)
-    except ValueError as error:
-        raise LoadFailed(str(error), field="precision") from error
-    if plan.name not in PRECISIONS:
-        raise LoadFailed(
-            f"precision: expected one of {', '.join(PRECISIONS)} for this model, got {plan.name!r}", field="precision"
-        )
+    plan = precision_plan(config.precision)
     model = load_model(config.checkpoint, options, plan, _device(config.device), progress)
     return DreamZeroAdapter(model, options, config)
 
@@ -114,9 +106,6 @@ class DreamZeroAdapter:
 
     def _check_sizes(self, config: StartWorker) -> tuple[int, int]:
         """Return rows and columns of a latent. Raises `LoadFailed` if the sizes do not fit each other."""
-        for name, pixels in (("width", config.width), ("height", config.height)):
-            if pixels < 2 or pixels % 2:
-                raise LoadFailed(f"{name} must be even, a tiled picture has two views beside each other", field=name)
         trained = self._model.view_size
         if trained is not None and trained != self._view_size:
             raise LoadFailed(

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 
 import torch
 
+from worldmodel.wan.precision_names import Precision
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrecisionPlan:
@@ -49,7 +51,7 @@ class PrecisionPlan:
 
 PLANS: tuple[PrecisionPlan, ...] = (
     PrecisionPlan(
-        name="fp32",
+        name=Precision.FP32.value,
         linear=torch.float32,
         residual=torch.float32,
         rope=torch.complex64,
@@ -57,7 +59,7 @@ PLANS: tuple[PrecisionPlan, ...] = (
         text_encoder=torch.float32,
     ),
     PrecisionPlan(
-        name="bf16",
+        name=Precision.BF16.value,
         linear=torch.bfloat16,
         residual=torch.bfloat16,
         rope=torch.complex64,
@@ -65,7 +67,7 @@ PLANS: tuple[PrecisionPlan, ...] = (
         text_encoder=torch.bfloat16,
     ),
     PrecisionPlan(
-        name="official",
+        name=Precision.OFFICIAL.value,
         linear=torch.bfloat16,
         residual=torch.float32,
         rope=torch.complex128,
@@ -74,7 +76,7 @@ PLANS: tuple[PrecisionPlan, ...] = (
         rounds_as_official=True,
     ),
     PrecisionPlan(
-        name="fp8",
+        name=Precision.FP8.value,
         linear=torch.bfloat16,
         residual=torch.bfloat16,
         rope=torch.complex64,
@@ -83,7 +85,7 @@ PLANS: tuple[PrecisionPlan, ...] = (
         quantizes_linears=True,
     ),
     PrecisionPlan(
-        name="fp8_kv",
+        name=Precision.FP8_KV.value,
         linear=torch.bfloat16,
         residual=torch.bfloat16,
         rope=torch.complex64,

@@ -91,7 +91,7 @@ def test_another_robot_needs_its_statistics(tmp_path: Path) -> None:
 def test_a_picture_of_another_size_is_refused(tmp_path: Path) -> None:
     start = start_worker(write_checkpoint(tmp_path))
     for changes, problem in (
-        ({"width": 63}, "width must be even"),
+        ({"width": 63}, "width: expected a multiple of 2 pixels, got 63"),
         ({"width": 32, "height": 64}, "trained with views of 32 x 16: set width to 64 and height to 32"),
     ):
         with pytest.raises(LoadFailed, match=problem):

@@ -1,0 +1,15 @@
+"""Names of the number formats a model can be served in; `precision.py` says what each means. Torch-free."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Precision(StrEnum):
+    """A row of the table in `precision.py`."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+    OFFICIAL = "official"
+    FP8 = "fp8"
+    FP8_KV = "fp8_kv"
