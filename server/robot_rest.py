@@ -239,7 +239,7 @@ async def _read_step(request: Request, context: ServerContext) -> tuple[int, int
         raise BadInput(ErrorCode.BAD_MESSAGE, "endpoint: a reset has an address of its own", field="endpoint")
     if packed.step_id is None:
         raise BadInput(ErrorCode.BAD_MESSAGE, "step_id: a step needs one", field="step_id")
-    return packed.step_id, None, make_observation(packed.prompt, packed.arrays, limits.max_prompt_chars)
+    return packed.step_id, packed.run, make_observation(packed.prompt, packed.arrays, limits.max_prompt_chars)
 
 
 def _wants_msgpack(request: Request) -> bool:

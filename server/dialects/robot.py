@@ -214,7 +214,7 @@ class RobotDialog:
         limits = self._context.config.limits
         observation = make_observation(request.prompt, request.arrays, limits.max_prompt_chars)
         actor = self._actor_of(request.session_id)
-        submission = actor.submit(observation, step_id=request.step_id)
+        submission = actor.submit(observation, step_id=request.step_id, run=request.run)
         self._pending = pending = _Pending(actor, submission)
         self._tasks.spawn(self._answer(pending, submission, request))
 

@@ -52,10 +52,14 @@ class MalformedRequest(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferRequest:
-    """Ask for the actions that follow an observation. The arrays are views of the message."""
+    """Ask for the actions that follow an observation. The arrays are views of the message.
+
+    `run`: the run that the step is meant for; only a request with a step id has one.
+    """
 
     session_id: str | None
     step_id: int | None
+    run: int | None
     prompt: str
     arrays: Mapping[str, Array]
 
@@ -82,9 +86,12 @@ def read_request(data: bytes | memoryview) -> RobotRequest:
     endpoint = value.pop("endpoint", None)
     if isinstance(endpoint, str) and endpoint == "reset":
         return ResetRequest(session_id=session_id)
+    step_id = _read_count(value.pop("step_id", None), "step_id")
     return InferRequest(
         session_id=session_id,
-        step_id=_read_step_id(value.pop("step_id", None)),
+        step_id=step_id,
+        # Without a step id it is one of the keys that have no effect, whatever a client means by it.
+        run=None if step_id is None else _read_count(value.pop("run", None), "run"),
         prompt=_read_text(value.pop("prompt", None) or "", "prompt"),
         arrays=_read_arrays(value),
     )
@@ -138,12 +145,12 @@ def _read_numbers(value: object, name: str) -> Array:
     return array
 
 
-def _read_step_id(value: WireValue) -> int | None:
+def _read_count(value: WireValue, field: str) -> int | None:
     if isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype.kind in "iu":
         value = int(value)
     if value is None or (isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_STEP_ID):
         return value
-    raise MalformedRequest(f"step_id: expected an integer from 0 to {MAX_STEP_ID}", field="step_id")
+    raise MalformedRequest(f"{field}: expected an integer from 0 to {MAX_STEP_ID}", field=field)
 
 
 def _read_text(value: WireValue, field: str) -> str:

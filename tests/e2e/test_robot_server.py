@@ -231,10 +231,13 @@ class Rest:
         body["observation"] = {name: packed(array) for name, array in arrays.items()}
         return self.http.post(f"/robot/sessions/{session_id}/step", json=body)
 
-    def msgpack_step(self, session_id: str, step_id: int, arrays: dict[str, Any]) -> Any:
+    def send_msgpack(self, session_id: str, arrays: dict[str, Any], **fields: Any) -> httpx.Response:
         headers = {"Content-Type": "application/msgpack", "Accept": "application/msgpack"}
-        body = pack_message({**arrays, "prompt": "go", "step_id": step_id})
-        answer = self.http.post(f"/robot/sessions/{session_id}/step", content=body, headers=headers)
+        body = pack_message({**arrays, "prompt": "go", **fields})
+        return self.http.post(f"/robot/sessions/{session_id}/step", content=body, headers=headers)
+
+    def msgpack_step(self, session_id: str, step_id: int, arrays: dict[str, Any], **fields: Any) -> Any:
+        answer = self.send_msgpack(session_id, arrays, step_id=step_id, **fields)
         assert answer.status_code == 200, answer.text
         assert answer.headers["content-type"] == "application/msgpack"
         return unpack_message(answer.content)
@@ -301,8 +304,12 @@ def test_a_reset_begins_a_run(rest: Rest) -> None:
     rest.step(session_id, 5, seen(1))
     view = rest.http.post(f"/robot/sessions/{session_id}/reset").json()
     assert (view["run"], view["last_step_id"], view["state"]) == (1, None, "active")
-    answer = rest.step(session_id, 0, seen(2), run=1).json()
-    np.testing.assert_array_equal(np.float32(answer["actions"]), Twin().step(seen(2)))
+    assert code_of(rest.step(session_id, 0, seen(2), run=0)) == (409, "bad_state")
+    assert code_of(rest.send_msgpack(session_id, seen(2), step_id=0, run=0)) == (409, "bad_state")
+    answer, twin = rest.step(session_id, 0, seen(2), run=1).json(), Twin()
+    np.testing.assert_array_equal(np.float32(answer["actions"]), twin.step(seen(2)))
+    answer = rest.msgpack_step(session_id, 1, seen(3), run=1)
+    np.testing.assert_array_equal(answer["actions"], twin.step(seen(3)))
 
 
 def test_closing_twice_succeeds_and_frees_the_place(server: ServerProcess, rest: Rest) -> None:

@@ -303,6 +303,17 @@ async def test_the_same_step_asked_again_is_computed_once() -> None:
         assert number_of((await robot.infer(2, step_id=2))["actions"])[:2] == (2, 1)
 
 
+async def test_a_step_for_another_run_is_refused() -> None:
+    async with serving_robots() as server:
+        robot = await server.connect()
+        assert (await robot.infer(1, step_id=0, run=0))["run"] == 0
+        assert "bad_state: the step is for run 1" in error_text(await robot.infer(2, step_id=1, run=1))
+        await robot.reset()
+        assert "bad_state: the step is for run 0" in error_text(await robot.infer(3, step_id=0, run=0))
+        assert (await robot.infer(4, step_id=0, run=1))["run"] == 1
+        assert server.worker.seen == [1, 4]
+
+
 async def test_a_reset_leaves_the_request_under_way_unanswered() -> None:
     async with serving_robots() as server:
         robot = await server.connect()

@@ -72,6 +72,13 @@ def test_only_arrays_and_what_is_below_observation_is_observed() -> None:
 @pytest.mark.parametrize("step_id", [0, 5, 2**53 - 1, np.int64(5)])
 def test_step_ids(step_id: Any) -> None:
     assert infer(step_id=step_id).step_id == int(step_id)
+    assert infer(step_id=0, run=step_id).run == int(step_id)
+
+
+def test_a_run_belongs_to_a_step_id() -> None:
+    assert infer(step_id=0).run is None
+    request = infer(run="mine")
+    assert (request.run, request.arrays) == (None, {})
 
 
 @pytest.mark.parametrize(
@@ -85,6 +92,8 @@ def test_step_ids(step_id: Any) -> None:
         ({"step_id": 1.0}, "step_id"),
         ({"step_id": True}, "step_id"),
         ({"step_id": "1"}, "step_id"),
+        ({"step_id": 0, "run": -1}, "run"),
+        ({"step_id": 0, "run": "first"}, "run"),
         ({"prompt": ["go"]}, "prompt"),
         ({"observation/x": "text"}, "observation/x"),
         ({"observation/x": {"a": 1}}, "observation/x"),
