@@ -8,7 +8,8 @@
     session ─ append ─> queue ─> make room ─> thread: open, write, close
                           └── anything goes wrong: this recording stops, is kept as far as it came; its session lives on
 
-A recording is readable while it is written: `num_bytes` counts whole appends only.
+A recording is readable while it is written: `num_bytes` counts whole appends only. What a server that died had half
+written of a log's last line is cut off by the next one.
 """
 
 from __future__ import annotations
@@ -45,6 +46,9 @@ FLUSH_TIMEOUT_S = 5.0
 """How long the end of a session waits for the disk."""
 
 NUM_THREADS = 2
+
+SEARCH_BYTES = 64 * 1024
+"""How much of a log is read at once to find its last whole line."""
 
 log = logging.getLogger(__name__)
 
@@ -282,12 +286,33 @@ def _find_recordings(folder: Path) -> list[Recording]:
         try:
             whose = msgspec.json.decode((path / ABOUT_FILE).read_bytes(), type=About)
             sizes = {file.name: file.stat().st_size for file in path.iterdir()}
+            if LOG_FILE in sizes:
+                sizes[LOG_FILE] = _cut_torn_line(path / LOG_FILE, sizes[LOG_FILE])
         except (OSError, msgspec.MsgspecError) as error:
             log.warning("%s is no recording: %s", path, error)
             continue
         if whose.session_id == path.name:
             found.append(Recording(about=whose, folder=path, num_bytes=sizes, writing=False))
     return found
+
+
+def _cut_torn_line(path: Path, num_bytes: int) -> int:
+    """Cut off the line that a server was writing when it died, and return how many bytes of the log are whole."""
+    with path.open("rb") as file:
+        whole = num_bytes
+        while whole:
+            begin = max(0, whole - SEARCH_BYTES)
+            file.seek(begin)
+            newline = file.read(whole - begin).rfind(b"\n")
+            whole = begin + newline + 1
+            if newline >= 0:
+                break
+    if whole < num_bytes:
+        log.warning("%s: a line of %d bytes was not written to its end and is cut off", path, num_bytes - whole)
+        # What can't be cut off is never read: readers stop at the last whole line.
+        with suppress(OSError):
+            os.truncate(path, whole)
+    return whole
 
 
 def _utc_now() -> datetime:

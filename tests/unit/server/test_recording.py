@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from server.config import ConfigError, RecordingSection
 from server.errors import UnknownId
-from server.recording import LOG_FILE, MP4_FILE, Recordings, SessionRecording
+from server.recording import LOG_FILE, MP4_FILE, SEARCH_BYTES, Recordings, SessionRecording
 
 ALICE = "digest-of-a-token"
 
@@ -105,6 +105,28 @@ async def test_recordings_outlive_the_server(tmp_path: Path) -> None:
         assert content(recordings, "s-1", LOG_FILE) == b"line\n"
         ours = bytes_on_disk(tmp_path / "s-1")
         assert registry.get_sample_value("worldserve_recording_bytes") == ours
+
+
+@pytest.mark.parametrize(
+    "whole", [b"", b"line\n", b"line\n\n", b"x" * (SEARCH_BYTES - 1) + b"\n", b"x" * 200_000 + b"\n"]
+)
+@pytest.mark.parametrize("torn", [b"", b'{"run": 0, "chu', b"\0" * (SEARCH_BYTES + 1)])
+async def test_a_line_that_a_dead_server_left_unfinished_is_cut_off(tmp_path: Path, whole: bytes, torn: bytes) -> None:
+    with recordings_in(tmp_path) as (recordings, _):
+        recording = begin(recordings, "s-1")
+        recording.append(LOG_FILE, b"line\n")
+        recording.append(MP4_FILE, b"no line")
+        await recording.close()
+    (tmp_path / "s-1" / LOG_FILE).write_bytes(whole + torn)
+    with recordings_in(tmp_path) as (recordings, registry):
+        if whole:
+            assert content(recordings, "s-1", LOG_FILE) == whole
+        else:
+            with pytest.raises(UnknownId):
+                recordings.find("s-1", ALICE, LOG_FILE)
+        assert (tmp_path / "s-1" / LOG_FILE).read_bytes() == whole
+        assert content(recordings, "s-1", MP4_FILE) == b"no line"
+        assert registry.get_sample_value("worldserve_recording_bytes") == bytes_on_disk(tmp_path)
 
 
 async def test_the_oldest_that_ended_makes_room(tmp_path: Path) -> None:
