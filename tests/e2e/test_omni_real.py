@@ -1,56 +1,85 @@
-"""The `omni` dialect with everything in place: real processes, with the fake model and with tiny golden weights."""
+"""The `omni` dialect with everything in place: real worker processes, the fake model and tiny golden weights."""
 
 from __future__ import annotations
 
+import asyncio
 import io
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import av
 import numpy as np
 import numpy.typing as npt
 import pytest
+import pytest_asyncio
 from PIL import Image
 
+from server.app import create_app, start_message
+from server.config import KVCacheSection, ModelSection, ServerConfig, WorkerSection
+from server.context import ServerContext
+from server.worker_client import WorkerClient, WorkerPolicy
 from tests.support.omni_client import OmniSocket, camera, image_reference, velocity
-from tests.support.server_client import WorldSocket, image_field
-from tests.support.server_process import ServerProcess, running_command, server_process
-
-TINY = """\
-[model]
-name = "lingbot_world_v2"
-checkpoint = "package:worldmodel/data/demo_world"
-width = 48
-height = 32
-fps = 12
-precision = "fp32"
-
-[server]
-port = 0
-
-[kvcache]
-requested_sessions = 2
-
-[worker]
-cpu_threads = 1
-"""
+from tests.support.server_client import WorldSocket, image_field, running
 
 SCRIPT = [[["w"], ["w"], ["w", "l"]], [["a"], [], ["i"]], [[], ["j"], []]]
 NUM_FRAMES = 9 + 12 + 12
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-@pytest.fixture(scope="module")
-def fake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with server_process(tmp_path_factory.mktemp("fake"), capacity=1, chunk_ms=20.0) as it:
+
+@asynccontextmanager
+async def serving(config: ServerConfig, *, module: str = "worldmodel.worker") -> AsyncIterator[Served]:
+    """Run a server here and its worker, `python -m MODULE`, in a process of its own."""
+    worker = WorkerClient(start_message(config), WorkerPolicy.from_config(config), module=module)
+    app = create_app(config, worker=worker)
+    async with running(app, config) as url:
+        await worker.wait_ready()
+        yield Served(url=url, context=app.state.context)
+
+
+@dataclass(frozen=True)
+class Served:
+    url: str
+    context: ServerContext
+
+    async def until_empty(self) -> None:
+        """Wait until no session holds a place and all pages are free; the time-out only ends a test that hangs."""
+        async with asyncio.timeout(20):
+            while self.context.table.num_resident:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        memory = self.context.worker.memory
+        assert memory is not None
+        assert memory.free_pages == memory.total_pages
+
+
+def config_of(name: str, *, width: int, height: int, sessions: int, options: dict[str, object]) -> ServerConfig:
+    model = ModelSection(
+        name=name,
+        checkpoint="package:worldmodel/data/demo_world",
+        width=width,
+        height=height,
+        fps=12,
+        precision="fp32",
+        options=options,
+    )
+    return ServerConfig(
+        model=model, worker=WorkerSection(cpu_threads=1), kvcache=KVCacheSection(requested_sessions=sessions)
+    )
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def fake() -> AsyncIterator[Served]:
+    options: dict[str, object] = {"chunk_ms": 20.0, "prompt_commands": True}
+    async with serving(config_of("fake", width=64, height=48, sessions=1, options=options)) as it:
         yield it
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    config = tmp_path_factory.mktemp("tiny") / "tiny.toml"
-    config.write_text(TINY, encoding="utf-8")
-    with running_command("tests.support.tiny_world_server", str(config)) as it:
-        it.until_ready()
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def tiny() -> AsyncIterator[Served]:
+    config = config_of("lingbot_world_v2", width=48, height=32, sessions=2, options={})
+    async with serving(config, module="tests.support.tiny_world_worker") as it:
         yield it
 
 
@@ -66,7 +95,7 @@ def slope() -> bytes:
     return buffer.getvalue()
 
 
-async def omni_video(server: ServerProcess, **fields: Any) -> bytes:
+async def omni_video(server: Served, **fields: Any) -> bytes:
     """Return a whole video, which ends by itself."""
     async with await OmniSocket.open(server.url) as socket:
         await socket.start(num_frames=NUM_FRAMES, seed=5, **fields)
@@ -75,7 +104,7 @@ async def omni_video(server: ServerProcess, **fields: Any) -> bytes:
         return b"".join(chunk.payload for chunk in socket.chunks)
 
 
-async def world_video(server: ServerProcess, control: dict[str, Any]) -> bytes:
+async def world_video(server: Served, control: dict[str, Any]) -> bytes:
     """Return the same of the `world` dialect, with a control in the first chunk."""
     async with await WorldSocket.open(server.url) as socket:
         await socket.send("session.start", protocol=1, prompt="a town", image=image_field(), seed=5, pacing="free")
@@ -89,7 +118,7 @@ async def world_video(server: ServerProcess, control: dict[str, Any]) -> bytes:
         return payload
 
 
-async def test_a_script_gives_the_bytes_of_the_world_dialect(tiny: ServerProcess) -> None:
+async def test_a_script_gives_the_bytes_of_the_world_dialect(tiny: Served) -> None:
     frames = [keys for chunk in SCRIPT for keys in chunk]
     script = {
         "track": "camera",
@@ -102,7 +131,7 @@ async def test_a_script_gives_the_bytes_of_the_world_dialect(tiny: ServerProcess
     assert frames_of(expected).shape == (NUM_FRAMES, 32, 48, 3)
 
 
-async def test_a_life_of_interactions_on_tiny_weights(tiny: ServerProcess) -> None:
+async def test_a_life_of_interactions_on_tiny_weights(tiny: Served) -> None:
     async with await OmniSocket.open(tiny.url) as socket:
         await socket.start(streaming_buffer_seconds=1.25)
         await socket.media()
@@ -126,7 +155,7 @@ async def test_a_life_of_interactions_on_tiny_weights(tiny: ServerProcess) -> No
         assert done["dropped_event_ids"] == []
         assert await socket.closed() == 1000
         assert socket.decode() == sum(chunk.metadata["num_frames"] for chunk in socket.chunks)
-    tiny.until_empty()
+    await tiny.until_empty()
 
 
 async def _until_started(socket: OmniSocket, event_id: str) -> None:
@@ -135,7 +164,7 @@ async def _until_started(socket: OmniSocket, event_id: str) -> None:
         await socket.send("session.playback", position_seconds=60)
 
 
-async def test_clients_take_turns_and_a_camera_moves_the_picture(fake: ServerProcess) -> None:
+async def test_clients_take_turns_and_a_camera_moves_the_picture(fake: Served) -> None:
     async with await OmniSocket.open(fake.url) as first, await OmniSocket.open(fake.url) as second:
         start = {"num_frames": NUM_FRAMES, "seed": 5, "image_reference": image_reference(slope())}
         await first.start(**start)
@@ -152,10 +181,10 @@ async def test_clients_take_turns_and_a_camera_moves_the_picture(fake: ServerPro
     assert not np.array_equal(still, moved)
     again = await omni_video(fake, image_reference=image_reference(slope()))
     assert again == b"".join(chunk.payload for chunk in first.chunks)
-    fake.until_empty()
+    await fake.until_empty()
 
 
-async def test_what_orders_a_failure_fails_its_own_video_only(fake: ServerProcess) -> None:
+async def test_what_orders_a_failure_fails_its_own_video_only(fake: Served) -> None:
     async with await OmniSocket.open(fake.url) as socket:
         await socket.start()
         await socket.interact({"prompt": "!refuse"}, "refused")
@@ -166,4 +195,4 @@ async def test_what_orders_a_failure_fails_its_own_video_only(fake: ServerProces
         await socket.error(code="interaction_failed", event_id="failed")
         assert await socket.closed() == 1011
     await omni_video(fake)
-    fake.until_empty()
+    await fake.until_empty()

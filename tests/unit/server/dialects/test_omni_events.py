@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server.dialects.omni_events import ChunkEvents, Known, OmniEvents, Span
@@ -85,6 +85,7 @@ SPANS = st.lists(
 )
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.lists(SPANS, max_size=3), max_size=8))
 def test_every_event_starts_once_and_is_active_until_it_is_completed(chunks: list[list[list[Span]]]) -> None:
     """The twin works it out from the whole story: the chunk in which each part of each event ends."""

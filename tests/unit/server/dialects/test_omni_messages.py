@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server.config import LimitsSection
@@ -90,6 +90,7 @@ def test_a_length_is_a_number_of_chunks(fields: dict[str, Any], num_chunks: int)
     assert plan.start.pacing is Pacing.FREE
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.integers(1, 10_000))
 def test_frame_counts_are_whole_chunks_or_refused_with_their_neighbours(num_frames: int) -> None:
     valid = [9 + 12 * later for later in range(900)]
@@ -260,6 +261,7 @@ def test_a_target_is_reached_within_its_chunks(asked: int | None, num_chunks: in
     assert plan.spans == (Span(track="camera", num_chunks=num_chunks),)
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.floats(-1e6, 1e6), min_size=4, max_size=4))
 def test_quaternions_of_any_length_but_zero_are_brought_to_one(rotation: list[float]) -> None:
     length = math.hypot(*rotation)
