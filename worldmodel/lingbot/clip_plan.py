@@ -13,7 +13,13 @@ from pathlib import Path
 
 from worldmodel.clips import MAX_CLIP_MEDIA_FRAMES, ClipPlan, ClipWish
 from worldmodel.errors import RequestRefused
-from worldmodel.lingbot.config import MAX_NOISE_CLIP_LATENT_FRAMES, LingBotOptions, NoiseLayout, parse_options
+from worldmodel.lingbot.config import (
+    MAX_LATENT_FRAMES,
+    MAX_NOISE_CLIP_LATENT_FRAMES,
+    LingBotOptions,
+    NoiseLayout,
+    parse_options,
+)
 from worldmodel.lingbot.controls import CAMERA_TRACK, TRAJECTORY_SCHEMA, parse_control
 from worldmodel.lingbot.published import FULL
 from worldmodel.lingbot.sizes import TOKEN_SIDE_PX, official_size
@@ -84,8 +90,11 @@ def stored_latent_frames_per_chunk(checkpoint: str) -> int:
     if not checkpoint.startswith(RANDOM_SCHEME):
         content = _transformer_config(Path(checkpoint))
     value = content.get("num_frames_per_block", published) if isinstance(content, dict) else None
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise _refusal("checkpoint", "the transformer's config.json: expected num_frames_per_block as a number from 1")
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_LATENT_FRAMES:
+        raise _refusal(
+            "checkpoint",
+            f"the transformer's config.json: expected num_frames_per_block as a number from 1 to {MAX_LATENT_FRAMES}",
+        )
     return value
 
 

@@ -28,6 +28,9 @@ MAX_LATENT_FRAMES = 4096
 MAX_NOISE_CLIP_LATENT_FRAMES = 1024
 """Longest clip whose noise is drawn at once: the official code can place no longer one in its RoPE table."""
 
+MIN_FLOW_SHIFT = 0.01
+MAX_FLOW_SHIFT = 100.0
+
 MAX_PATH_CHARS = 4096
 MAX_PIXELS = 65536.0
 
@@ -258,7 +261,7 @@ def _read_options(value: object) -> LingBotOptions:
     result = LingBotOptions(
         preset=preset,
         sampler=Sampler(word("sampler", defaults.sampler, Sampler)),
-        flow_shift=None if shift is None else _READER.read_number(shift, "flow_shift", minimum=0.01, maximum=100.0),
+        flow_shift=None if shift is None else _read_flow_shift(shift),
         camera_scale=None if scale is None else CameraScale(word("camera_scale", "", CameraScale)),
         reference_intrinsics=_read_intrinsics(options.get("reference_intrinsics")),
         event_timing=EventTiming(word("event_timing", defaults.event_timing, EventTiming)),
@@ -286,6 +289,10 @@ def _read_options(value: object) -> LingBotOptions:
     _check_geometry(result)
     _check_noise(result)
     return result
+
+
+def _read_flow_shift(value: object) -> float:
+    return _READER.read_number(value, "flow_shift", minimum=MIN_FLOW_SHIFT, maximum=MAX_FLOW_SHIFT)
 
 
 def _read_path(value: object, path: str) -> str:

@@ -12,12 +12,13 @@ from pathlib import Path
 import torch
 
 from worldmodel.checkpoint.component import Checkpoint, Component
+from worldmodel.checkpoint.config_values import number
 from worldmodel.checkpoint.diffusers import open_checkpoint
 from worldmodel.checkpoint.errors import CheckpointError
 from worldmodel.checkpoint.random_checkpoint import RandomCheckpoint, RandomComponent, is_random, parse_random
 from worldmodel.errors import LoadFailed
 from worldmodel.lingbot.camera import PACK
-from worldmodel.lingbot.config import LingBotOptions
+from worldmodel.lingbot.config import MAX_FLOW_SHIFT, MIN_FLOW_SHIFT, LingBotOptions
 from worldmodel.lingbot.original_layout import is_original_layout, open_original
 from worldmodel.lingbot.published import (
     RANDOM_GAINS,
@@ -147,17 +148,21 @@ def _transformer_config(checkpoint: Checkpoint, options: LingBotOptions) -> Tran
 
 def _flow_shift(checkpoint: Checkpoint) -> float:
     value = checkpoint.component("scheduler").config.get("flow_shift")
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise LoadFailed(f"scheduler config: flow_shift must be a number above 0, got {value!r}", field="flow_shift")
-    return float(value)
+    try:
+        return number(value, "scheduler config: flow_shift", minimum=MIN_FLOW_SHIFT, maximum=MAX_FLOW_SHIFT)
+    except ValueError as error:
+        raise LoadFailed(str(error), field="flow_shift") from error
 
 
 def _empty_vae(checkpoint: Checkpoint, config: TransformerConfig) -> WanVAE:
     component = _component(checkpoint, "vae", VAE_CLASS)
     try:
-        vae = WanVAE.from_config(component.config)
+        with torch.device("meta"):
+            vae = WanVAE.from_config(component.config)
     except ValueError as error:
         raise LoadFailed(str(error), field="vae") from error
+    # No checkpoint stores these as tensors.
+    vae.latents_mean, vae.latents_std = torch.tensor(vae.config.latents_mean), torch.tensor(vae.config.latents_std)
     if vae.config.z_dim != config.out_channels:
         raise LoadFailed(
             f"z_dim of the VAE is {vae.config.z_dim}, but out_channels of the transformer is {config.out_channels}",

@@ -5,9 +5,11 @@ Nothing about the 14B model is fixed here: any sizes that fit together are accep
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from worldmodel.checkpoint.config_values import integer, number
+from worldmodel.json_checks import describe
 
 TEXT_ROWS = 512
 """Rows of text the network attends to, padding included, where the config does not say `text_len`."""
@@ -25,6 +27,19 @@ _FIXED: tuple[tuple[str, object], ...] = (
     ("image_dim", None),
     ("added_kv_proj_dim", None),
 )
+
+_MAXIMA = {
+    "num_layers": 512,
+    "num_attention_heads": 512,
+    "attention_head_dim": 1024,
+    "ffn_dim": 1 << 20,
+    "in_channels": 1024,
+    "out_channels": 1024,
+    "text_dim": 1 << 16,
+    "freq_dim": 1 << 16,
+    "text_len": 1 << 16,
+}
+_MAX_FRAMES = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,41 +105,36 @@ def read_transformer_config(content: Mapping[str, object]) -> TransformerConfig:
     """
     for key, expected in _FIXED:
         if key in content and content[key] != expected:
-            raise ValueError(f"{key} must be {expected!r}, got {content[key]!r}")
-    total = _integer(content, "sliding_window_num_frames")
-    local = _integer(content, "local_attn_size")
+            raise ValueError(f"{key} must be {expected!r}, got {describe(content[key])}")
+
+    def size(key: str) -> int:
+        return integer(_required(content, key), key, maximum=_MAXIMA[key])
+
+    def frames(key: str, minimum: int) -> int:
+        return integer(_required(content, key), key, minimum=minimum, maximum=_MAX_FRAMES)
+
+    total, local, sink = (
+        frames("sliding_window_num_frames", 1),
+        frames("local_attn_size", -1),
+        frames("sink_size", 0),
+    )
     if local not in (-1, total):
         raise ValueError(f"local_attn_size must be -1 or sliding_window_num_frames = {total}, got {local}")
-    sink = _integer(content, "sink_size")
     return TransformerConfig(
-        num_layers=_integer(content, "num_layers"),
-        num_heads=_integer(content, "num_attention_heads"),
-        head_dim=_integer(content, "attention_head_dim"),
-        ffn_dim=_integer(content, "ffn_dim"),
-        in_channels=_integer(content, "in_channels"),
-        out_channels=_integer(content, "out_channels"),
-        text_dim=_integer(content, "text_dim"),
-        freq_dim=_integer(content, "freq_dim"),
-        eps=_positive(content, "eps"),
-        latent_frames_per_chunk=_integer(content, "num_frames_per_block"),
+        num_layers=size("num_layers"),
+        num_heads=size("num_attention_heads"),
+        head_dim=size("attention_head_dim"),
+        ffn_dim=size("ffn_dim"),
+        in_channels=size("in_channels"),
+        out_channels=size("out_channels"),
+        text_dim=size("text_dim"),
+        freq_dim=size("freq_dim"),
+        eps=number(_required(content, "eps"), "eps", minimum=1e-30, maximum=1.0),
+        latent_frames_per_chunk=frames("num_frames_per_block", 1),
         sink_latent_frames=sink,
         window_latent_frames=total - sink,
-        text_rows=_integer(content, "text_len") if "text_len" in content else TEXT_ROWS,
+        text_rows=size("text_len") if "text_len" in content else TEXT_ROWS,
     )
-
-
-def _integer(content: Mapping[str, object], key: str) -> int:
-    value = _required(content, key)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{key} must be an integer, got {value!r}")
-    return value
-
-
-def _positive(content: Mapping[str, object], key: str) -> float:
-    value = _required(content, key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise ValueError(f"{key} must be a number above 0, got {value!r}")
-    return float(value)
 
 
 def _required(content: Mapping[str, object], key: str) -> object:

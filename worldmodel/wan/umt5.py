@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from worldmodel.checkpoint.config_values import integer, number
 from worldmodel.wan.layers import RMSNorm
 
 _FIXED: tuple[tuple[str, object], ...] = (
@@ -27,7 +28,16 @@ _FIXED: tuple[tuple[str, object], ...] = (
     ("is_gated_act", True),
     ("is_decoder", False),
 )
-_SIZES = ("d_model", "d_ff", "d_kv", "num_heads", "num_layers", "vocab_size")
+_SIZES = {
+    "d_model": 1 << 16,
+    "d_ff": 1 << 20,
+    "d_kv": 1024,
+    "num_heads": 512,
+    "num_layers": 512,
+    "vocab_size": 1 << 24,
+}
+_DISTANCES = {"relative_attention_num_buckets": 1 << 16, "relative_attention_max_distance": 1 << 16}
+"""Sizes of a config with the largest value that is read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,21 +63,18 @@ def parse_umt5_config(content: Mapping[str, object]) -> UMT5Config:
     missing = [key for key in _SIZES if key not in content]
     if missing:
         raise ValueError(f"text encoder config: missing {', '.join(missing)}")
-    sizes = {key: _size(content, key) for key in _SIZES}
-    for key in ("relative_attention_num_buckets", "relative_attention_max_distance"):
-        if key in content:
-            sizes[key] = _size(content, key)
-    epsilon = content.get("layer_norm_epsilon", 1e-6)
-    if isinstance(epsilon, bool) or not isinstance(epsilon, int | float) or not 0 < epsilon < 1:
-        raise ValueError(f"text encoder config: layer_norm_epsilon must be a number between 0 and 1, got {epsilon!r}")
-    return UMT5Config(**sizes, layer_norm_epsilon=float(epsilon))
-
-
-def _size(content: Mapping[str, object], key: str) -> int:
-    value = content[key]
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"text encoder config: {key} must be an integer from 1, got {value!r}")
-    return value
+    sizes = {
+        key: integer(content[key], f"text encoder config: {key}", maximum=maximum)
+        for key, maximum in (_SIZES | _DISTANCES).items()
+        if key in content
+    }
+    epsilon = number(
+        content.get("layer_norm_epsilon", 1e-6),
+        "text encoder config: layer_norm_epsilon",
+        minimum=1e-30,
+        maximum=1.0,
+    )
+    return UMT5Config(**sizes, layer_norm_epsilon=epsilon)
 
 
 class SelfAttention(nn.Module):

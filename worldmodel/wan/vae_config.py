@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+
+from worldmodel.checkpoint.config_values import integer, number
+from worldmodel.json_checks import describe
 
 _REQUIRED = (
     "base_dim",
@@ -27,6 +30,13 @@ _FIXED: dict[str, object] = {
 
 # Known settings without effect on a forward pass.
 _IGNORED = ("dropout", "scale_factor_spatial", "scale_factor_temporal")
+
+_MAX_WIDTH = 4096
+_MAX_LATENT_CHANNELS = 1024
+_MAX_FACTOR = 64
+_MAX_STAGES = 8
+_MAX_UNITS = 64
+_MAX_STATISTIC = 1e6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,30 +97,40 @@ def parse_vae_config(config: Mapping[str, object]) -> VAEConfig:
         if (list(value) if isinstance(value, tuple) else value) != accepted:
             raise ValueError(f"VAE config: {key} = {value!r} is not supported, expected {accepted!r}")
     decoder_base_dim = config.get("decoder_base_dim")
-    base_dim = _integer(config, "base_dim")
+    base_dim = _width(config["base_dim"], "base_dim")
     return VAEConfig(
         base_dim=base_dim,
-        decoder_base_dim=base_dim if decoder_base_dim is None else _integer(config, "decoder_base_dim"),
-        z_dim=_integer(config, "z_dim"),
-        dim_mult=tuple(int(value) for value in _sequence(config, "dim_mult")),
-        num_res_blocks=_integer(config, "num_res_blocks"),
-        temperal_downsample=tuple(bool(value) for value in _sequence(config, "temperal_downsample")),
-        latents_mean=tuple(float(value) for value in _sequence(config, "latents_mean")),
-        latents_std=tuple(float(value) for value in _sequence(config, "latents_std")),
+        decoder_base_dim=base_dim if decoder_base_dim is None else _width(decoder_base_dim, "decoder_base_dim"),
+        z_dim=integer(config["z_dim"], "VAE config: z_dim", maximum=_MAX_LATENT_CHANNELS),
+        dim_mult=tuple(
+            integer(value, "VAE config: dim_mult", maximum=_MAX_FACTOR)
+            for value in _sequence(config, "dim_mult", _MAX_STAGES)
+        ),
+        num_res_blocks=integer(config["num_res_blocks"], "VAE config: num_res_blocks", maximum=_MAX_UNITS),
+        temperal_downsample=tuple(_flags(config, "temperal_downsample")),
+        latents_mean=_statistics(config, "latents_mean", minimum=-_MAX_STATISTIC),
+        latents_std=_statistics(config, "latents_std", minimum=1 / _MAX_STATISTIC),
     )
 
 
-def _integer(config: Mapping[str, object], key: str) -> int:
-    value = config[key]
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"VAE config: {key} must be an integer, got {value!r}")
-    return value
+def _width(value: object, key: str) -> int:
+    return integer(value, f"VAE config: {key}", maximum=_MAX_WIDTH)
 
 
-def _sequence(config: Mapping[str, object], key: str) -> list:
+def _flags(config: Mapping[str, object], key: str) -> Iterator[bool]:
+    for value in _sequence(config, key, _MAX_STAGES):
+        if not isinstance(value, bool):
+            raise ValueError(f"VAE config: {key} must hold true and false, got {describe(value)}")
+        yield value
+
+
+def _statistics(config: Mapping[str, object], key: str, *, minimum: float) -> tuple[float, ...]:
+    values = _sequence(config, key, _MAX_LATENT_CHANNELS)
+    return tuple(number(value, f"VAE config: {key}", minimum=minimum, maximum=_MAX_STATISTIC) for value in values)
+
+
+def _sequence(config: Mapping[str, object], key: str, maximum: int) -> list[object]:
     value = config[key]
-    if not isinstance(value, list | tuple) or not value:
-        raise ValueError(f"VAE config: {key} must be a non-empty list, got {value!r}")
-    if not all(isinstance(item, int | float) for item in value):
-        raise ValueError(f"VAE config: {key} must hold numbers, got {value!r}")
+    if not isinstance(value, list | tuple) or not 1 <= len(value) <= maximum:
+        raise ValueError(f"VAE config: {key} must be a non-empty list of at most {maximum}, got {describe(value)}")
     return list(value)

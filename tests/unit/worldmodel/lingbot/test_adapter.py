@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -401,6 +402,8 @@ def test_what_does_not_fit_stops_the_start_with_its_name(
         ("transformer", "text_dim", 65, "text_dim of the transformer is 65"),
         ("vae", "z_dim", 8, "latents_mean"),
         ("scheduler", "flow_shift", None, "flow_shift"),
+        ("scheduler", "flow_shift", math.inf, "flow_shift must be a finite number from 0.01 to 100, got inf"),
+        ("scheduler", "flow_shift", 10**400, "flow_shift must be a finite number"),
     ],
 )
 def test_a_checkpoint_at_odds_with_itself_is_refused(

@@ -125,10 +125,17 @@ def test_a_missing_value_is_refused_by_name(key: str) -> None:
         ({"local_attn_size": 12}, "local_attn_size"),
         ({"in_channels": 16}, "in_channels"),
         ({"sliding_window_num_frames": 11}, "window_latent_frames"),
-        ({"sink_size": -1}, "sink_latent_frames"),
-        ({"num_frames_per_block": 0}, "latent_frames_per_chunk"),
+        ({"sink_size": -1}, "sink_size must be an integer from 0 to 4096, got -1"),
+        ({"num_frames_per_block": 0}, "num_frames_per_block must be an integer from 1 to 4096"),
         ({"num_layers": 0}, "num_layers"),
         ({"num_layers": True}, "num_layers"),
+        ({"num_layers": 10**9}, "num_layers must be an integer from 1 to 512, got 1000000000"),
+        ({"num_attention_heads": 10**12}, "num_attention_heads must be an integer from 1 to 512"),
+        ({"ffn_dim": 2**62}, "ffn_dim must be an integer from 1 to 1048576"),
+        ({"text_len": 10**12}, "text_len must be an integer from 1 to 65536, got 1000000000000"),
+        ({"freq_dim": 10**400}, "freq_dim must be an integer from 1 to 65536, got a huge integer"),
+        ({"eps": 10**400}, "eps must be a finite number from 1e-30 to 1, got a huge integer"),
+        ({"eps": float("nan")}, "eps must be a finite number from 1e-30 to 1, got nan"),
     ],
 )
 def test_another_structure_is_refused_by_name(change: dict[str, object], text: str) -> None:
@@ -226,5 +233,5 @@ def test_number_formats_of_a_plan(precision: str, linear: torch.dtype, residual:
 
 
 def test_an_unknown_plan_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"fp8.*fp32, bf16, official"):
-        precision_plan("fp8")
+    with pytest.raises(ValueError, match=r"int4.*fp32, bf16, official"):
+        precision_plan("int4")

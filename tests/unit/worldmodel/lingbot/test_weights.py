@@ -10,6 +10,7 @@ import torch
 
 from worldmodel.errors import LoadFailed
 from worldmodel.lingbot.config import LingBotOptions
+from worldmodel.lingbot.empty_model import build_empty, random_checkpoint
 from worldmodel.lingbot.published import FULL, TINY, published_model
 from worldmodel.lingbot.transformer import LingBotTransformer
 from worldmodel.lingbot.transformer_config import read_transformer_config
@@ -38,6 +39,13 @@ def test_the_full_model_has_the_published_size() -> None:
     assert len(vae.state_dict()) == 194
     assert num_parameters(text_encoder) == pytest.approx(5.68e9, rel=1e-3)
     assert len({id(tensor) for tensor in text_encoder.state_dict(keep_vars=True).values()}) == 242
+
+
+def test_a_model_without_weights_takes_no_memory() -> None:
+    empty = build_empty(random_checkpoint("lingbot-world-v2", 0), LingBotOptions())
+    for module in (empty.transformer, empty.vae, empty.text_encoder):
+        assert {tensor.device.type for tensor in module.state_dict().values()} == {"meta"}
+    assert empty.vae.latents_std.tolist() == pytest.approx(FULL.vae["latents_std"])
 
 
 def test_a_random_model_is_the_same_for_the_same_seed() -> None:

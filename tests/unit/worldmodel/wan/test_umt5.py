@@ -68,9 +68,13 @@ def test_the_embedding_has_two_names_and_one_tensor(encoder: UMT5Encoder) -> Non
     [
         ({"model_type": "t5"}, "model_type must be 'umt5', got 't5'"),
         ({"feed_forward_proj": "relu"}, "feed_forward_proj must be 'gated-gelu', got 'relu'"),
-        ({"d_model": 0}, "d_model must be an integer from 1, got 0"),
-        ({"num_layers": True}, "num_layers must be an integer from 1, got True"),
-        ({"layer_norm_epsilon": "small"}, "layer_norm_epsilon must be a number between 0 and 1, got 'small'"),
+        ({"d_model": 0}, "d_model must be an integer from 1 to 65536, got 0"),
+        ({"num_layers": True}, "num_layers must be an integer from 1 to 512, got true"),
+        ({"num_layers": 10**9}, "num_layers must be an integer from 1 to 512, got 1000000000"),
+        ({"num_heads": 10**400}, "num_heads must be an integer from 1 to 512, got a huge integer"),
+        ({"relative_attention_num_buckets": 2**40}, "relative_attention_num_buckets must be an integer from 1 to"),
+        ({"layer_norm_epsilon": "small"}, "layer_norm_epsilon must be a finite number from 1e-30 to 1, got 'small'"),
+        ({"layer_norm_epsilon": float("nan")}, "layer_norm_epsilon must be a finite number from 1e-30 to 1, got nan"),
     ],
 )
 def test_a_config_of_another_structure_is_refused(change: dict[str, object], message: str) -> None:

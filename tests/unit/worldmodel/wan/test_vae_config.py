@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -43,14 +44,23 @@ def test_the_decoder_may_have_its_own_width() -> None:
         ({"patch_size": 2}, "patch_size = 2 is not supported, expected None"),
         ({"in_channels": 12}, "in_channels = 12 is not supported, expected 3"),
         ({"new_switch": 1, "another": 2}, "unknown settings another, new_switch"),
-        ({"base_dim": "96"}, "base_dim must be an integer, got '96'"),
-        ({"base_dim": True}, "base_dim must be an integer, got True"),
-        ({"num_res_blocks": 0}, "must be at least 1"),
+        ({"base_dim": "96"}, "base_dim must be an integer from 1 to 4096, got '96'"),
+        ({"base_dim": True}, "base_dim must be an integer from 1 to 4096, got true"),
+        ({"decoder_base_dim": 2**62}, "decoder_base_dim must be an integer from 1 to 4096"),
+        ({"num_res_blocks": 0}, "num_res_blocks must be an integer from 1 to 64, got 0"),
+        ({"num_res_blocks": 10**8}, "num_res_blocks must be an integer from 1 to 64, got 100000000"),
+        ({"dim_mult": [1, 2, 4, 4.5]}, r"dim_mult must be an integer from 1 to 64, got 4\.5"),
+        ({"dim_mult": [1] * 9}, "dim_mult must be a non-empty list of at most 8, got a list of 9"),
+        ({"temperal_downsample": [0, 1, 1]}, "temperal_downsample must hold true and false, got 0"),
+        ({"z_dim": 10**400}, "z_dim must be an integer from 1 to 1024, got a huge integer"),
+        ({"latents_mean": [0.0, math.inf]}, "latents_mean must be a finite number from -1e[+]06 to 1e[+]06, got inf"),
+        ({"latents_std": [1.0, math.nan]}, "latents_std must be a finite number from 1e-06 to 1e[+]06, got nan"),
+        ({"latents_std": [1.0, 10**400]}, "latents_std must be a finite number .*, got a huge integer"),
         ({"dim_mult": []}, "dim_mult must be a non-empty list"),
-        ({"dim_mult": ["1"]}, "dim_mult must hold numbers"),
+        ({"dim_mult": ["1"]}, "dim_mult must be an integer from 1 to 64, got '1'"),
         ({"temperal_downsample": [True]}, r"temperal_downsample has 1 entries, expected 3 \(one less than dim_mult\)"),
         ({"latents_mean": [0.0]}, "latents_mean has 1 entries, expected z_dim = 2"),
-        ({"latents_std": [1.0, 0.0]}, "latents_std must be positive"),
+        ({"latents_std": [1.0, 0.0]}, "latents_std must be a finite number"),
     ],
 )
 def test_refusals_name_the_setting(changes: dict[str, Any], message: str) -> None:
