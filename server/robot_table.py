@@ -134,6 +134,11 @@ class RobotTable:
             raise UnknownId(ErrorCode.NOT_FOUND, f"there is no robot session {name[:64]!r}, or no longer")
         return actor
 
+    def is_in_use(self, name: str, owner: str | None) -> bool:
+        """Return whether the owner has a session of this name that is not about to end."""
+        actor = self._by_name.get((owner, name))
+        return actor is not None and not actor.is_closing
+
     def has_ended(self, name: str, owner: str | None) -> bool:
         """Return whether the owner had such a session, has no longer, and this is remembered."""
         return (owner, name) in self._ended_names and (owner, name) not in self._by_name
@@ -176,9 +181,9 @@ class RobotTable:
         return actor
 
     def _make_way(self, name: str, owner: str | None) -> None:
-        current = self._by_name.get((owner, name))
-        if current is None or current.is_closing:
+        if not self.is_in_use(name, owner):
             return
+        current = self._by_name[owner, name]
         if self._config.robot.same_session == "refuse":
             raise BadInput(
                 ErrorCode.SESSION_IN_USE,

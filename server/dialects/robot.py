@@ -239,12 +239,22 @@ class RobotDialog:
         return True
 
     def _reset(self, request: ResetRequest) -> None:
-        """Reset the session that is named, or all of this connection. What has not begun is as good as reset."""
-        named = self._actors.values() if request.session_id is None else [self._actors.get(request.session_id)]
-        resets = [actor.begin_reset() for actor in named if actor is not None and not _is_over(actor)]
+        """Reset the session that is named, or all of this connection. What has not begun is as good as reset.
+
+        Raises `ServerError` if another connection has a session of that name and keeps it.
+        """
+        actors = self._actors.values() if request.session_id is None else self._named(request.session_id)
+        resets = [actor.begin_reset() for actor in actors if not _is_over(actor)]
         pending = _Pending()
         self._pending = pending
         self._tasks.spawn(self._answer_reset(pending, resets))
+
+    def _named(self, name: str) -> list[RobotActor]:
+        """Return the session of this name, none if nobody has it; that of another connection is taken over."""
+        actor = self._actors.get(name)
+        if actor is None and self._context.robots.is_in_use(name, self._owner):
+            actor = self._begin(name)
+        return [] if actor is None else [actor]
 
     async def _answer_reset(self, pending: _Pending, resets: list[asyncio.Task[None]]) -> None:
         try:
@@ -271,11 +281,16 @@ class RobotDialog:
                 ErrorCode.SESSION_EVICTED, f"the session {name!r} gave its place to another; ask again to begin anew"
             )
         if actor is None:
-            actor = self._actors[name] = self._context.robots.begin(name, owner=self._owner, holder=self)
-            self._give_up_oldest()
+            actor = self._begin(name)
         self._actors.move_to_end(name)
         for other in self._actors.values():
             other.is_standby = other is not actor
+        return actor
+
+    def _begin(self, name: str | None) -> RobotActor:
+        """Begin a session that holds nothing yet. Raises `ServerError`."""
+        actor = self._actors[name] = self._context.robots.begin(name, owner=self._owner, holder=self)
+        self._give_up_oldest()
         return actor
 
     def _give_up_oldest(self) -> None:

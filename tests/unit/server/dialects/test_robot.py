@@ -332,11 +332,34 @@ async def test_a_reset_frees_the_pages_at_once_and_only_those_of_its_connection(
         robot, other = await server.connect(), await server.connect()
         await robot.infer(1, session_id="a")
         await other.infer(2, session_id="b")
-        assert await robot.reset(session_id="b") == {"status": "reset successful"}
+        assert "session_in_use" in error_text(await robot.reset(session_id="b"))
         assert number_of(await other.infer(3, session_id="b"))[1] == 1
         assert await robot.reset() == {"status": "reset successful"}
         assert [session.num_resets for session in server.worker.sessions.values()] == [1, 0]
         assert number_of(await robot.infer(3, session_id="a"))[1] == 0
+
+
+async def test_a_reset_of_a_session_of_another_connection_is_refused() -> None:
+    async with serving_robots() as server:
+        first, second = await server.connect(), await server.connect(OFFICIAL)
+        await first.infer(1, session_id="arm")
+        assert (await second.reset(session_id="arm")).startswith("session_in_use: session_id 'arm' is in use")
+        assert await second.reset() == "reset successful"
+        assert number_of(await first.infer(2, session_id="arm")) == (2, 1, 1)
+        await first.drop()
+        await server.until(lambda: not server.worker.sessions)
+        assert await second.reset(session_id="arm") == "reset successful"
+
+
+async def test_a_reset_takes_a_session_over_if_so_configured() -> None:
+    async with serving_robots(RobotWorker(capacity_sessions=1), robot=RobotSection(same_session="take_over")) as server:
+        first, second = await server.connect(), await server.connect(OFFICIAL)
+        await first.infer(1, session_id="arm")
+        assert await second.reset(session_id="arm") == "reset successful"
+        assert "taken_over" in error_text(await first.receive())
+        assert (await first.closed())[0] == 1008
+        assert number_of(await second.infer(2, session_id="arm")) == (2, 0, 2)
+        assert number_of(await second.infer(3, session_id="arm")) == (3, 1, 2)
 
 
 async def test_a_reset_before_anything_succeeds() -> None:
