@@ -22,5 +22,7 @@ def check_precision(precision: str, known: Collection[str]) -> None:
     """Raise `RequestRefused` for a precision that the model does not have."""
     if precision not in known:
         raise RequestRefused(
-            f"precision: expected one of {', '.join(known)}, got {precision!r}", code=BAD_SETTINGS, field="precision"
+            f"precision: unknown {precision!r}: expected one of {', '.join(known)}",
+            code=BAD_SETTINGS,
+            field="precision",
         )

@@ -27,7 +27,7 @@ from worldmodel.adapter import (
 )
 from worldmodel.errors import LoadFailed, RequestRefused
 from worldmodel.lingbot.acceleration import accelerate
-from worldmodel.lingbot.camera import TOKEN_PIXELS, CameraEmbedding
+from worldmodel.lingbot.camera import CameraEmbedding
 from worldmodel.lingbot.condition import next_condition, start_condition
 from worldmodel.lingbot.config import LingBotOptions, Sampler
 from worldmodel.lingbot.media import DeviceMedia, needs_pixels
@@ -38,6 +38,7 @@ from worldmodel.lingbot.prompt_transition import PromptCourse, transition_chunks
 from worldmodel.lingbot.prompts import PromptEncoder
 from worldmodel.lingbot.recache import CleanHistory, HistoryEncoder, extend_history
 from worldmodel.lingbot.reducer import CameraPlan, CameraReducer
+from worldmodel.lingbot.settings import check_settings
 from worldmodel.lingbot.state import LingBotState
 from worldmodel.lingbot.transformer import TEXT_STORE
 from worldmodel.lingbot.weights import LoadedModel, load_model
@@ -55,15 +56,9 @@ def create_adapter(config: StartWorker, progress: ProgressFn) -> LingBotAdapter:
     Raises:
         LoadFailed: naming the setting that is wrong, for a bad size, precision, option or checkpoint.
     """
-    for name, pixels in (("width", config.width), ("height", config.height)):
-        if pixels < TOKEN_PIXELS or pixels % TOKEN_PIXELS:
-            raise LoadFailed(f"{name} must be a multiple of {TOKEN_PIXELS} pixels, got {pixels}", field=name)
-    options = _options(config.model_options)
+    options = _options(config)
     device = _device(config.device)
-    try:
-        plan = precision_plan(config.precision)
-    except ValueError as error:
-        raise LoadFailed(str(error), field="precision") from error
+    plan = precision_plan(config.precision)
     model = load_model(config.checkpoint, options, plan, device, progress)
     table = _sampler_table(options.sampler, model.flow_shift)
     return LingBotAdapter(model, table, _noise_source(options, device, len(table)), options, config)
@@ -79,9 +74,10 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _options(data: bytes) -> LingBotOptions:
+def _options(config: StartWorker) -> LingBotOptions:
     try:
-        return LingBotOptions.from_json(data).for_worker()
+        check_settings(width=config.width, height=config.height, precision=config.precision)
+        return LingBotOptions.from_json(config.model_options).for_worker()
     except RequestRefused as error:
         raise LoadFailed(error.message, code=error.code, field=error.field) from error
 
