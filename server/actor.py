@@ -526,10 +526,12 @@ class SessionActor:
         raise error
 
     async def _close(self, reason: str) -> None:
-        async with self._operation:
-            await self._between_ticks.wait()
-            cleaned_up = await self._seat.close()
-        await self._encoder.drain()
+        try:
+            cleaned_up = await self._let_go()
+        except Exception:
+            # The boundary of a close: after a bug it can be tried again, and the session is not `closing` for ever.
+            log.exception("the close of session %s broke", self.session_id, extra=about(session_id=self.session_id))
+            cleaned_up = False
         self.session.finish_close(cleaned_up=cleaned_up)
         self._services.scheduler.remove(self.session_id)
         if not cleaned_up:
@@ -537,15 +539,30 @@ class SessionActor:
             self._audience.send_state(self._state_message())
             self._audience.send_error(error)
             raise error
-        self._seat.give_back()
-        if self._recorder is not None:
-            await self._recorder.close()
         self.end_reason = reason
         self._services.metrics.ended.labels(reason).inc()
         closed = SessionClosedMessage(session_id=self.session_id, reason=reason)
         self._audience.end(CloseCode.DONE, last_words=closed, reason=reason, discard=False)
-        await self._free()
-        self._services.ended(self)
+        try:
+            await self._free()
+        finally:
+            self._services.ended(self)
+
+    async def _let_go(self) -> bool:
+        """Free the worker's state, the place, and finish what was made. Returns whether the worker let go.
+
+        May be called again after it failed or raised: what is done already is not done twice.
+        """
+        async with self._operation:
+            await self._between_ticks.wait()
+            if not await self._seat.close():
+                await self._encoder.drain()
+                return False
+            self._seat.give_back()
+        await self._encoder.drain()
+        if self._recorder is not None:
+            await self._recorder.close()
+        return True
 
     async def _free(self) -> None:
         """Let go of what is large now; the rest is garbage in cycles, which is found later."""
