@@ -12,6 +12,7 @@ import argparse
 import json
 import time
 import urllib.request
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,8 @@ COLOURS = ("#2a6fdb", "#d9482b", "#2f9e5f", "#8a4fd0", "#c98a00", "#008a99")
 STRIP_HEIGHT, WIDTH, LEFT, TOP = 64, 960, 190, 56
 FIRST_LABEL_GAP = 70
 """Pixels that the label of a call needs; labels that would touch are left out."""
+
+_HTTP_SCHEMES = {"ws": "http", "wss": "https"}
 
 Actions = npt.NDArray[np.float32]
 Picture = npt.NDArray[np.uint8]
@@ -58,8 +61,7 @@ class Call:
 def describe(url: str, token: str | None) -> Robot:
     """Ask the server what its robot model takes. `url` is the WebSocket's."""
     parts = urlsplit(url)
-    scheme = {"ws": "http", "wss": "https"}[parts.scheme]
-    request = urllib.request.Request(f"{scheme}://{parts.netloc}/v1/robot")
+    request = urllib.request.Request(f"{_HTTP_SCHEMES[parts.scheme]}://{parts.netloc}/v1/robot")
     if token is not None:
         request.add_header("Authorization", f"Bearer {token}")
     with urllib.request.urlopen(request, timeout=30) as answer:
@@ -99,15 +101,16 @@ def observe(robot: Robot, poses: Sequence[npt.NDArray[np.float64]]) -> dict[str,
 
 
 def replay(url: str, *, num_calls: int, prompt: str, token: str | None = None) -> list[Call]:
-    """Run the robot and return its calls. Raises `RuntimeError` with what the server said."""
+    """Run the robot in an episode of its own and return its calls. Raises `RuntimeError` with what the server said."""
     robot = describe(url, token)
     headers = {} if token is None else {"Authorization": f"Api-Key {token}"}
     poses = [np.zeros(sum(num_dims for _, num_dims in robot.states))]
     calls: list[Call] = []
+    session_id = f"replay-{uuid.uuid4()}"
     with connect(url, compression=None, max_size=None, additional_headers=headers) as socket:
         _read(socket.recv())
         for step_id in range(num_calls):
-            request = {**observe(robot, poses), "prompt": prompt, "session_id": "replay", "step_id": step_id}
+            request = {**observe(robot, poses), "prompt": prompt, "session_id": session_id, "step_id": step_id}
             started_s = time.perf_counter()
             socket.send(pack_message(request))
             answer = _read(socket.recv())
@@ -193,10 +196,23 @@ def _escaped(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;")
 
 
+def _websocket_url(text: str) -> str:
+    parts = urlsplit(text)
+    if parts.scheme not in _HTTP_SCHEMES or not parts.netloc:
+        raise argparse.ArgumentTypeError(f"expected ws://HOST:PORT/PATH or wss://..., got {text!r}")
+    return text
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number from 1 up, got {text!r}")
+    return int(text)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("url", nargs="?", default="ws://127.0.0.1:8000/v1/robot")
-    parser.add_argument("--calls", type=int, default=8)
+    parser.add_argument("url", nargs="?", type=_websocket_url, default="ws://127.0.0.1:8000/v1/robot")
+    parser.add_argument("--calls", type=_positive, default=8)
     parser.add_argument("--prompt", default="put the cup on the plate")
     parser.add_argument("--token")
     parser.add_argument("--out", type=Path, default=Path("actions.svg"))

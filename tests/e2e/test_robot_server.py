@@ -206,6 +206,15 @@ def test_the_example_draws_what_a_robot_was_told(
     assert [line.split(":")[0] for line in told[:3]] == ["call 0", "call 1", "call 2"]
 
 
+async def test_the_example_may_run_twice_at_once(server: ServerProcess) -> None:
+    url = websocket(server, OFFICIAL)
+    runs = [asyncio.to_thread(robot_replay.replay, url, num_calls=20, prompt="go") for _ in range(2)]
+    first, second = await asyncio.gather(*runs)
+    assert len(first) == len(second) == 20
+    for one, other in zip(first, second, strict=True):
+        np.testing.assert_array_equal(one.actions, other.actions)
+
+
 # ---------------------------------------------------------------- REST
 
 

@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ElementTree
 import numpy as np
 import pytest
 
-from clients.examples.robot_replay import Call, Robot, draw, look, observe
+from clients.examples.robot_replay import Call, Robot, draw, look, main, observe
 
 SVG = "{http://www.w3.org/2000/svg}"
 ROBOT = Robot(cameras=("a", "b"), states=(("joints", 7), ("gripper", 1)), height=18, width=32)
@@ -66,3 +66,20 @@ def test_an_observation_has_all_cameras_and_the_last_pose(num_frames: int) -> No
         "gripper": (1,),
     }
     assert arrays["joints"][0] == num_frames - 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--calls", "0"], "--calls: expected a whole number from 1 up, got '0'"),
+        (["--calls", "many"], "--calls: expected a whole number from 1 up, got 'many'"),
+        (["http://127.0.0.1:1/v1/robot"], "url: expected ws://HOST:PORT/PATH or wss://..., got 'http://127.0.0.1:1/"),
+        (["127.0.0.1:8000"], "url: expected ws://HOST:PORT/PATH or wss://..., got '127.0.0.1:8000'"),
+        (["ws:///v1/robot"], "url: expected ws://HOST:PORT/PATH or wss://..., got 'ws:///v1/robot'"),
+    ],
+)
+def test_a_wrong_call_is_said(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert said in capsys.readouterr().err
