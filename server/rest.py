@@ -189,7 +189,7 @@ async def upload_image(request: Request) -> UploadCreated:
     if content_type == "multipart/form-data":
         image = await _image_part(request, limits.max_image_bytes)
     elif content_type in MIME_TYPES or content_type == "application/octet-stream":
-        image = await read_body(request, limits.max_image_bytes, "limits.max_image_bytes")
+        image = await read_body(request, limits.max_image_bytes, "limits.max_image_bytes", field="image")
     else:
         expected = ", ".join((*MIME_TYPES, "application/octet-stream", "multipart/form-data"))
         raise BadInput(
@@ -219,7 +219,8 @@ def _mime_of(image: bytes) -> str:
 
 
 async def _image_part(request: Request, max_image_bytes: int) -> bytes:
-    body = await read_body(request, max_image_bytes + MULTIPART_OVERHEAD_BYTES, "limits.max_image_bytes")
+    max_bytes = max_image_bytes + MULTIPART_OVERHEAD_BYTES
+    body = await read_body(request, max_bytes, "limits.max_image_bytes", field="image")
 
     async def stream() -> AsyncIterator[bytes]:
         yield body

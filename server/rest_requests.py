@@ -16,6 +16,9 @@ from server.wire.rest import RestError
 
 ModelT = TypeVar("ModelT", bound=WireModel)
 
+BODY = "body"
+"""What errors call a body that is wrong as a whole."""
+
 ERRORS: dict[int | str, dict[str, Any]] = {"default": {"model": RestError, "description": "What went wrong."}}
 
 
@@ -69,14 +72,21 @@ async def parse_model(body: bytes, model: type[ModelT], *, max_depth: int) -> Mo
     try:
         text = body.decode()
     except UnicodeDecodeError as error:
-        raise BadInput(ErrorCode.BAD_JSON, "the body is not UTF-8") from error
-    return validate(model, await asyncio.to_thread(parse_json_object, text, max_depth=max_depth))
+        raise BadInput(ErrorCode.BAD_JSON, "the body is not UTF-8", field=BODY) from error
+    try:
+        fields = await asyncio.to_thread(parse_json_object, text, max_depth=max_depth)
+    except BadInput as error:
+        error.field = error.field or BODY
+        raise
+    return validate(model, fields)
 
 
-async def read_body(request: Request, max_bytes: int, key: str) -> bytes:
+async def read_body(request: Request, max_bytes: int, key: str, *, field: str = BODY) -> bytes:
+    """Read a body of at most `max_bytes`, the setting `key`. Raises `Unavailable` that names `field` and `key`."""
     body = bytearray()
     async for part in request.stream():
         body += part
         if len(body) > max_bytes:
-            raise Unavailable(ErrorCode.TOO_LARGE, f"the body has more than {max_bytes} bytes ({key})")
+            text = f"{field}: expected at most {max_bytes} bytes ({key}), got more"
+            raise Unavailable(ErrorCode.TOO_LARGE, text, field=field)
     return bytes(body)

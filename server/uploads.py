@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from server.config import LimitsSection
-from server.errors import BadInput, ErrorCode, Unavailable, UnknownId
+from server.errors import BadInput, ErrorCode, UnknownId
 from server.ids import UploadId, new_upload_id
 from worldmodel.messages import ImageSize
 
@@ -124,8 +124,3 @@ def _check_pixels(width: int, height: int, *, limits: LimitsSection, field: str)
             "(limits.max_image_pixels)",
             field=field,
         )
-
-
-def body_too_large(limit_bytes: int, key: str) -> Unavailable:
-    """Make the error for a request body above a limit."""
-    return Unavailable(ErrorCode.TOO_LARGE, f"the request has more than {limit_bytes} bytes ({key})")

@@ -178,6 +178,14 @@ async def test_bad_bodies_are_refused(body: bytes, headers: dict[str, str], stat
     async with serving(limits=LimitsSection(max_message_bytes=2_000_000)) as rest:
         got, error = await rest.error("POST", "/v1/sessions", content=body, headers=headers)
         assert (got, error["code"]) == (status, code)
+        assert error["field"] == ("content-type" if code == "bad_content_type" else "body")
+        assert code != "too_large" or "(limits.max_message_bytes)" in error["message"]
+
+
+async def test_a_number_that_is_none_is_named_in_the_body(rest: Rest) -> None:
+    headers = {"content-type": "application/json"}
+    status, error = await rest.error("POST", "/v1/sessions", content=b'{"image": {"seed": NaN}}', headers=headers)
+    assert (status, error["code"], error["field"]) == (400, "bad_json", "image.seed")
 
 
 async def test_a_full_server_refuses_but_parked_sessions_make_room() -> None:
@@ -236,6 +244,7 @@ async def test_an_upload_starts_sessions(rest: Rest) -> None:
         ({"content": png(), "headers": {"content-type": "text/plain"}}, 415, "bad_content_type"),
         ({"content": b"x" * 60_000, "headers": {"content-type": "image/png"}}, 413, "too_large"),
         ({"content": png(101, 100), "headers": {"content-type": "image/png"}}, 422, "bad_image"),
+        ({"files": {"image": ("x.png", b"x" * 70_000, "image/png")}}, 413, "too_large"),
         ({"files": {"other": ("x.png", png(), "image/png")}}, 422, "bad_message"),
         ({"data": {"image": "text"}, "files": {"x": b""}}, 422, "bad_message"),
         ({"files": [("image", png()), ("image", png())]}, 422, "bad_message"),
@@ -247,6 +256,8 @@ async def test_bad_uploads_are_refused(options: dict[str, Any], status: int, cod
     async with serving(limits=LimitsSection(max_image_bytes=50_000, max_image_pixels=10_000)) as rest:
         got, error = await rest.error("POST", "/v1/uploads", **options)
         assert (got, error["code"]) == (status, code)
+        assert error["field"] == ("content-type" if code == "bad_content_type" else "image")
+        assert code != "too_large" or "(limits.max_image_bytes)" in error["message"]
 
 
 async def test_start_images_are_offered_and_served(rest: Rest) -> None:
