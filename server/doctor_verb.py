@@ -11,6 +11,7 @@ import json
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,6 +56,7 @@ def server_checks(config: ServerConfig) -> Iterator[Check]:
     if "av" not in missing:
         yield _check_encoder()
     yield _check_port(config)
+    yield _check_temporary()
     if config.recording.folder:
         yield _check_recordings(Path(config.recording.folder), config.recording.max_bytes)
 
@@ -77,6 +79,22 @@ def _check_port(config: ServerConfig) -> Check:
     except ServeError as error:
         return _check("port", ok=False, expected=expected, found=str(error))
     return _check("port", ok=True, expected=expected, found="free")
+
+
+def _check_temporary() -> Check:
+    """Say what is left where torch and other libraries put short-lived files."""
+    expected = f"{LOW_DISK_BYTES / 1e9:.1f} GB for temporary files"
+    try:
+        folder = tempfile.gettempdir()
+    except FileNotFoundError:
+        return _check("disk", ok=False, expected=expected, found="no folder that can be written to")
+    free_bytes = shutil.disk_usage(folder).free
+    return Check(
+        status="OK" if free_bytes >= LOW_DISK_BYTES else "WARN",
+        name="disk",
+        expected=expected,
+        found=f"{free_bytes / 1e9:.1f} GB free in {folder}",
+    )
 
 
 def _check_recordings(folder: Path, max_bytes: int | None) -> Check:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,7 +24,8 @@ def found(settings: ServerConfig) -> dict[str, Check]:
     return {check.name: check for check in server_checks(settings)}
 
 
-def test_a_good_host_is_ok() -> None:
+def test_a_good_host_is_ok(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_verb.shutil, "disk_usage", lambda _: SimpleNamespace(free=20 * 10**9))
     assert {check.status for check in found(config()).values()} == {"OK"}
 
 
@@ -52,6 +54,25 @@ def test_room_for_recordings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fr
     assert check.expected.startswith("10.7 GB in")
 
 
+@pytest.mark.parametrize(("free_bytes", "status"), [(20e9, "OK"), (0.5e9, "WARN")])
+def test_room_for_temporary_files_without_recordings(
+    monkeypatch: pytest.MonkeyPatch, free_bytes: float, status: str
+) -> None:
+    monkeypatch.setattr(doctor_verb.shutil, "disk_usage", lambda _: SimpleNamespace(free=int(free_bytes)))
+    checks = found(config())
+    assert "disk for recordings" not in checks
+    assert checks["disk"].status == status
+    assert checks["disk"].found == f"{free_bytes / 1e9:.1f} GB free in {tempfile.gettempdir()}"
+
+
+def test_without_a_temporary_folder_the_disk_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> str:
+        raise FileNotFoundError("No usable temporary directory found")
+
+    monkeypatch.setattr(doctor_verb.tempfile, "gettempdir", none)
+    assert (found(config())["disk"].status, found(config())["disk"].found[:9]) == ("FAIL", "no folder")
+
+
 def test_a_worker_that_cannot_start_is_a_failed_check(monkeypatch: pytest.MonkeyPatch) -> None:
     ended = SimpleNamespace(returncode=1, stdout=b"", stderr=b"Traceback\nImportError: no torch here\n")
     monkeypatch.setattr(doctor_verb.subprocess, "run", lambda *_, **__: ended)
@@ -70,6 +91,6 @@ def test_the_report_has_a_line_for_each_check_and_an_exit_code(
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1].startswith(f"{status:<4}  device")
     assert lines[-1].endswith(f"{long} (expected: cuda:0)")
-    assert len(lines) == 4
+    assert len(lines) == 5
     assert doctor(config(), as_json=True) == code
     assert json.loads(capsys.readouterr().out)[-1]["name"] == "device"
