@@ -47,6 +47,9 @@ from worldmodel.messages import (
     TickCommitted,
 )
 
+EVICTED, REPLACED = "evicted", "replaced"
+"""Reasons to end a session whose place is needed, by another connection or by another session of its own."""
+
 ANSWERED, REFUSED, FAILED, DROPPED = "answered", "refused", "failed", "dropped"
 """Results of a call as the metrics count them."""
 
@@ -108,6 +111,8 @@ class RobotActor:
         """Whether its connection speaks for another session now; such a session gives way when a place is needed."""
         self.created_at = self.active_at = services.clock()
         self.num_steps = 0
+        self.close_reason: str | None = None
+        """Why it was closed, from the moment that a close begins; also if that fails."""
         self.end_reason: str | None = None
         self._services = services
         self._seat: WorkerSeat | None = None
@@ -414,6 +419,8 @@ class RobotActor:
     def begin_close(self, reason: str) -> asyncio.Task[None]:
         """Close for good, between two ticks. Asking again joins the close under way, or tries a failed one again."""
         if self._closing is None or (self._closing.done() and self.session.phase is RobotPhase.CLEANUP_FAILED):
+            # Who asks again only has done what was to be done for the first reason.
+            self.close_reason = reason = self.close_reason or reason
             self._drop_all(BadInput(ErrorCode.BAD_STATE, f"the session was closed: {reason}"))
             self._closing = self._tasks.spawn(self._close(reason))
         return self._closing

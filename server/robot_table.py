@@ -15,11 +15,11 @@ from typing import Protocol
 from server.admission import Place
 from server.clock import Clock, wait_until
 from server.config import ServerConfig
-from server.errors import BadInput, ErrorCode, Unavailable, UnknownId
+from server.errors import BadInput, ErrorCode, SessionFailed, Unavailable, UnknownId
 from server.ids import new_session_id
 from server.logs import about
 from server.metrics import Metrics
-from server.robot_actor import Holder, RobotActor, RobotServices
+from server.robot_actor import EVICTED, Holder, RobotActor, RobotServices
 from server.robot_metrics import RobotMetrics
 from server.robot_session import RobotPhase, RobotSession
 from server.session_table import SessionTable
@@ -29,7 +29,6 @@ from server.worker_client import Worker, WorkerStatus
 NUM_REMEMBERED_NAMES = 1024
 """How many names of ended sessions are remembered, so that closing twice over REST succeeds."""
 
-EVICTED = "evicted"
 TAKEN_OVER = "taken over"
 
 log = logging.getLogger(__name__)
@@ -184,6 +183,12 @@ class RobotTable:
         if not self.is_in_use(name, owner):
             return
         current = self._by_name[owner, name]
+        if current.session.phase is RobotPhase.CLEANUP_FAILED:
+            # Nobody speaks for it: its name is free as soon as the worker lets go.
+            current.begin_close(EVICTED)
+            raise SessionFailed(
+                ErrorCode.CLEANUP_FAILED, f"the worker has not released the last session {name[:64]!r} yet; ask again"
+            )
         if self._config.robot.same_session == "refuse":
             raise BadInput(
                 ErrorCode.SESSION_IN_USE,

@@ -21,7 +21,7 @@ from server.context import ServerContext
 from server.endpoint import BinaryFrame, Outbox, TextFrame, serve_socket
 from server.errors import BadInput, CloseCode, ErrorCode, NotAllowed, ServerError, Unavailable, UnknownId, from_worker
 from server.limits import check_prompt
-from server.robot_actor import RobotActor, Submission
+from server.robot_actor import EVICTED, REPLACED, RobotActor, Submission
 from server.robot_session import Observation, RobotAnswer
 from server.tasks import TaskSet
 from server.wire.robot_arrays import Array, pack_message
@@ -53,8 +53,6 @@ MAX_REASON_BYTES = 120
 
 MAX_GIVEN_UP_NAMES = 64
 """Sessions of one connection that are remembered as given up; a name for every episode would fill any list."""
-
-REPLACED = "replaced"
 
 _ROBOT_GOES_ON = frozenset({ErrorCode.CAPACITY, ErrorCode.TOO_MANY_SESSIONS, ErrorCode.WORKER_UNAVAILABLE})
 """Errors that end a world's socket, but after which a robot asks again on the same one."""
@@ -133,7 +131,7 @@ class RobotDialog:
         self._owner = owner
         self._actors: OrderedDict[str | None, RobotActor] = OrderedDict()
         self._pending: _Pending | None = None
-        self._given_up: OrderedDict[str | None, None] = OrderedDict()
+        self._given_up: OrderedDict[str | None, ServerError] = OrderedDict()
         self._tasks = TaskSet("robot dialog")
         self._idle_timer: asyncio.TimerHandle | None = None
 
@@ -275,11 +273,8 @@ class RobotDialog:
         if actor is not None and _is_over(actor):
             self._give_up(name)
             actor = None
-        if name in self._given_up:
-            del self._given_up[name]
-            raise UnknownId(
-                ErrorCode.SESSION_EVICTED, f"the session {name!r} gave its place to another; ask again to begin anew"
-            )
+        if (ending := self._given_up.pop(name, None)) is not None:
+            raise ending
         if actor is None:
             actor = self._begin(name)
         self._actors.move_to_end(name)
@@ -301,8 +296,7 @@ class RobotDialog:
 
     def _give_up(self, name: str | None) -> None:
         """Forget a session that ended without its client, which is told when it comes back to it."""
-        del self._actors[name]
-        self._given_up[name] = None
+        self._given_up[name] = _ending(self._actors.pop(name))
         while len(self._given_up) > MAX_GIVEN_UP_NAMES:
             self._given_up.popitem(last=False)
 
@@ -328,7 +322,16 @@ class RobotDialog:
 
 
 def _is_over(actor: RobotActor) -> bool:
-    return actor.is_closing or actor.end_reason is not None
+    return actor.close_reason is not None
+
+
+def _ending(actor: RobotActor) -> ServerError:
+    """Return what the client of a session that ended without it is told."""
+    if actor.close_reason in (EVICTED, REPLACED):
+        text = f"the session {actor.name!r} gave its place to another; ask again to begin anew"
+        return UnknownId(ErrorCode.SESSION_EVICTED, text)
+    text = f"the session {actor.name!r} has ended: {actor.close_reason}; ask again to begin anew"
+    return UnknownId(ErrorCode.SESSION_LOST, text)
 
 
 async def _read(data: bytes) -> RobotRequest:

@@ -12,6 +12,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from server.config import KVCacheSection, LimitsSection, RobotSection, ServerSection, SessionSection
+from server.errors import ServerError
 from tests.support.robot_client import (
     BARE,
     JOINTS,
@@ -151,6 +152,32 @@ async def test_a_session_that_waits_on_its_connection_gives_way_to_another_robot
         assert number_of(await second.infer(3)) == (3, 0, 3)
         assert number_of(await first.infer(4, session_id="new episode"))[1] == 1
         assert "session_evicted" in error_text(await first.infer(5, session_id="old episode"))
+
+
+async def test_a_session_that_was_deleted_is_told_so_once() -> None:
+    async with serving_robots() as server:
+        robot = await server.connect(OFFICIAL)
+        await robot.infer(1, session_id="arm")
+        await server.robots.find("arm", None).begin_close("deleted")
+        told = await robot.infer(2, session_id="arm")
+        assert told == "session_lost: the session 'arm' has ended: deleted; ask again to begin anew"
+        assert number_of(await robot.infer(3, session_id="arm")) == (3, 0, 2)
+
+
+async def test_a_session_whose_close_failed_is_told_why_it_was_closed() -> None:
+    async with serving_robots() as server:
+        robot = await server.connect(OFFICIAL)
+        await robot.infer(1, session_id="arm")
+        actor = server.robots.find("arm", None)
+        server.worker.close_failures.append(OutcomeUnknown("no"))
+        with pytest.raises(ServerError, match="did not release"):
+            await actor.begin_close("deleted")
+        assert "has ended: deleted" in await robot.infer(2, session_id="arm")
+        # Its name is free as soon as the worker lets go, which asking again brings about.
+        assert (await robot.infer(3, session_id="arm")).startswith("cleanup_failed: the worker has not released")
+        await server.until(lambda: not server.robots.all())
+        assert actor.end_reason == "deleted"
+        assert number_of(await robot.infer(4, session_id="arm")) == (4, 0, 2)
 
 
 async def test_a_full_worker_refuses_and_the_connection_lives() -> None:
