@@ -19,7 +19,7 @@ from worldmodel.lingbot.empty_model import build_empty, check_fit, open_any
 from worldmodel.lingbot.transformer import LingBotTransformer
 from worldmodel.messages import LoadStage
 from worldmodel.wan.precision import PrecisionPlan
-from worldmodel.wan.text_encoder import TextCleaning, TextEncoder, TextPlacement, load_text_encoder
+from worldmodel.wan.text_encoder import TextCleaning, TextEncoder, TextPlacement, load_text_encoder, load_tokenizer
 from worldmodel.wan.vae import WanVAE
 
 logger = logging.getLogger(__name__)
@@ -49,6 +49,7 @@ def load_model(
     checkpoint = open_any(folder)
     empty = build_empty(checkpoint, options)
     check_fit(checkpoint, empty)
+    tokenizer = load_tokenizer(checkpoint, empty.text_encoder.config.vocab_size)
     digest = checkpoint.digest
     progress(LoadStage.CHECKPOINT, 1.0, "")
     transformer = _load_transformer(
@@ -62,6 +63,7 @@ def load_model(
         dtype=plan.text_encoder,
         device=device,
         placement=None if options.text_encoder is None else TextPlacement(options.text_encoder.value),
+        tokenizer=tokenizer,
         progress=_at(LoadStage.TEXT_ENCODER, progress),
     )
     logger.info("text encoder: %s", text_encoder.placement)

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from worldmodel.checkpoint.component import Checkpoint, Component
 from worldmodel.checkpoint.errors import CheckpointError
+from worldmodel.checkpoint.json_file import read_json_object
 from worldmodel.checkpoint.loading import Progress
 from worldmodel.wan.layer_stream import StreamedLayers
 from worldmodel.wan.umt5 import UMT5Encoder, UMT5Layer, parse_umt5_config
@@ -31,8 +32,11 @@ RESIDENT_BYTES = 2 * 1024**3
 """An encoder up to this size stays on the device unless the configuration says otherwise."""
 
 
-TOKENIZER_FILES = ("tokenizer.json", "spiece.model", "tokenizer_config.json")
+VOCABULARY_FILE = "tokenizer.json"
+TOKENIZER_FILES = (VOCABULARY_FILE, "spiece.model", "tokenizer_config.json")
 """What a tokenizer can be loaded from; the last alone is enough for one without a vocabulary (bytes)."""
+
+JSON_FILES = (VOCABULARY_FILE, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 
 
 class TextPlacement(StrEnum):
@@ -128,11 +132,13 @@ def load_text_encoder(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     placement: TextPlacement | None = TextPlacement.RESIDENT,
+    tokenizer: Any = None,
     progress: Progress | None = None,
 ) -> TextEncoder:
     """Load the components `text_encoder` and `tokenizer` of a checkpoint. Nothing is fetched.
 
-    `placement` of None: resident up to `RESIDENT_BYTES` and on a CPU, else streamed.
+    `placement` of None: resident up to `RESIDENT_BYTES` and on a CPU, else streamed. `tokenizer` is what
+    `load_tokenizer` returned where somebody called it before, None loads it.
 
     Raises:
         CheckpointError: if a component is missing, of an unsupported class, or damaged.
@@ -141,15 +147,11 @@ def load_text_encoder(
         raise ValueError(f"text_len: expected at least 1, got {text_len}")
     component, place = checkpoint.component("text_encoder"), torch.device(device)
     model = empty_text_encoder(component)
+    tokenizer = load_tokenizer(checkpoint, model.config.vocab_size) if tokenizer is None else tokenizer
     chosen = placement or default_placement(model, dtype, place)
     home = place if chosen is TextPlacement.RESIDENT else torch.device("cpu")
     component.load_into(model, dtype=dtype, device=home, progress=progress)
     model.requires_grad_(False).eval()
-    tokenizer = _load_tokenizer(checkpoint.component("tokenizer").folder)
-    if len(tokenizer) > model.config.vocab_size:
-        raise CheckpointError(
-            checkpoint.name, f"tokenizer has {len(tokenizer)} tokens, text_encoder only {model.config.vocab_size}"
-        )
     streamed = _stream(model, place) if chosen is TextPlacement.STREAMED else None
     return TextEncoder(
         model, tokenizer, text_len=text_len, cleaning=cleaning, streamed=streamed, placement=chosen, device=place
@@ -187,11 +189,46 @@ def empty_text_encoder(component: Component) -> UMT5Encoder:
 
 
 def find_tokenizer_problems(component: Component) -> tuple[str, ...]:
-    """Say whether the files of a tokenizer are missing; loads none. One without a folder needs none."""
+    """Say whether the files of a tokenizer are missing or damaged, as far as that is quick to see.
+
+    A component without a folder needs none.
+    """
     folder = component.folder
-    if folder is None or any((folder / name).is_file() for name in TOKENIZER_FILES):
+    if folder is None:
         return ()
-    return (f"{folder} has none of {', '.join(TOKENIZER_FILES)}",)
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        return (f"{folder} has none of {', '.join(TOKENIZER_FILES)}",)
+    problems = []
+    for name in JSON_FILES:
+        try:
+            if (folder / name).is_file():
+                read_json_object(folder / name)
+        except CheckpointError as error:
+            problems.append(str(error))
+    if not problems and (folder / VOCABULARY_FILE).is_file():
+        problems += _vocabulary_problems(folder / VOCABULARY_FILE)
+    return tuple(problems)
+
+
+def _vocabulary_problems(file: Path) -> list[str]:
+    from tokenizers import Tokenizer
+
+    try:
+        Tokenizer.from_file(str(file))
+    except Exception as error:  # The library has no error class of its own.
+        return [f"{file}: is no tokenizer ({_first_line(error)})"]
+    return []
+
+
+def load_tokenizer(checkpoint: Checkpoint, vocab_size: int) -> Any:
+    """Load the component `tokenizer`, for an encoder that knows `vocab_size` tokens. Nothing is fetched.
+
+    It takes seconds at most, so a load does it before the weights. Raises `CheckpointError`.
+    """
+    tokenizer = _load_tokenizer(checkpoint.component("tokenizer").folder)
+    if len(tokenizer) > vocab_size:
+        raise CheckpointError(checkpoint.name, f"tokenizer has {len(tokenizer)} tokens, text_encoder only {vocab_size}")
+    return tokenizer
 
 
 def _load_tokenizer(folder: Path | None) -> Any:
@@ -204,8 +241,13 @@ def _load_tokenizer(folder: Path | None) -> Any:
     with _quiet_tokenizers():
         try:
             return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        except (OSError, ValueError, ImportError, KeyError, AttributeError) as error:
-            raise CheckpointError(str(folder), f"holds no tokenizer that can be loaded ({error})") from error
+        except Exception as error:  # Whatever the library raises comes from files that nobody has checked.
+            reason = _first_line(error)
+            raise CheckpointError(str(folder), f"holds no tokenizer that can be loaded ({reason})") from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0][:200] or type(error).__name__
 
 
 @contextmanager

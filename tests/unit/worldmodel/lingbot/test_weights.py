@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pytest
 import torch
 
+import worldmodel
+from worldmodel.checkpoint.errors import CheckpointError
 from worldmodel.errors import LoadFailed
 from worldmodel.lingbot.config import LingBotOptions
 from worldmodel.lingbot.empty_model import build_empty, random_checkpoint
@@ -92,6 +96,26 @@ def test_a_random_model_serves_and_says_that_it_is_random(caplog: pytest.LogCapt
         # Weights whose activations blow up or die would measure nothing.
         assert 0.3 < values.std() < 5.0
         assert np.frombuffer(pixels, dtype=np.uint8).std() > 2.0
+
+
+def test_a_tokenizer_that_does_not_fit_stops_the_load_before_the_first_weight() -> None:
+    checkpoint = Path(worldmodel.__file__).parent / "data" / "demo_world"
+    stages: list[LoadStage] = []
+
+    def refuse(*_: object) -> NoReturn:
+        raise CheckpointError("tokenizer", "has too many tokens")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("worldmodel.lingbot.weights.load_tokenizer", refuse)
+        with pytest.raises(CheckpointError, match="has too many tokens"):
+            load_model(
+                checkpoint,
+                LingBotOptions(),
+                precision_plan("fp32"),
+                CPU,
+                lambda stage, *_: stages.append(stage),
+            )
+    assert set(stages) == {LoadStage.CHECKPOINT}
 
 
 def test_an_unknown_random_model_names_the_known_ones() -> None:

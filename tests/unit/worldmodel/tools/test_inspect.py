@@ -67,6 +67,22 @@ def test_a_tokenizer_without_files_is_found(tmp_path: Path, layout: Layout) -> N
     assert problem.startswith(f"tokenizer: {folder} has none of tokenizer.json")
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "text"),
+    [
+        ("tokenizer.json", "{}", "is no tokenizer"),
+        ("tokenizer.json", '{"model": {"type": "Unigram", "vocab": 3}}', "is no tokenizer"),
+        ("tokenizer.json", "rubbish", "is not valid JSON"),
+        ("tokenizer_config.json", "[]", "must hold a JSON object"),
+    ],
+)
+def test_a_damaged_tokenizer_is_found_before_any_weights(tiny: Path, name: str, content: str, text: str) -> None:
+    (tiny / "tokenizer" / name).write_text(content)
+    [problem] = inspect_checkpoint(str(tiny), width=64, height=64, precision="fp32").problems
+    assert problem.startswith(f"tokenizer: {tiny / 'tokenizer' / name}: ")
+    assert text in problem
+
+
 def test_no_tensor_data_is_read(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("tensor data was read")

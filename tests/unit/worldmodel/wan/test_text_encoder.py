@@ -135,6 +135,14 @@ def test_a_folder_without_a_tokenizer_is_one_clear_error(copy: Path) -> None:
         load_text_encoder(open_checkpoint(copy))
 
 
+@pytest.mark.parametrize("content", ["{}", "rubbish", "[]", '{"tokenizer_class": 3}'])
+def test_a_damaged_tokenizer_is_one_clear_error(copy: Path, content: str) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (copy / "tokenizer" / name).write_text(content)
+    with pytest.raises(CheckpointError, match=r"holds no tokenizer that can be loaded \(.+\)$"):
+        load_text_encoder(open_checkpoint(copy))
+
+
 def test_a_tokenizer_larger_than_the_embedding_is_refused(copy: Path) -> None:
     file = copy / "tokenizer/tokenizer_config.json"
     config = json.loads(file.read_text())
