@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -19,10 +19,12 @@ from server.robot_actor import RobotActor
 from server.robot_session import Observation, RobotPhase
 from server.robot_table import RobotTable
 from server.session_table import SessionTable
+from server.worker_client import CommittedTick
 from tests.support.robot_client import JOINTS, RobotWorker, robot_model
 from tests.support.server_client import fake_config
 from tests.support.server_scripted import ManualClock
 from worldmodel.errors import OutcomeUnknown
+from worldmodel.messages import ChunkMedia, Tick
 from worldmodel.observations import pack_arrays
 
 
@@ -220,6 +222,40 @@ async def test_a_failed_reset_fails_the_session_and_the_next_one_mends_it() -> N
         await actor.begin_reset()
         assert actor.session.phase is RobotPhase.EMPTY
         assert await it.step(actor, 3) == 3
+
+
+async def test_actions_that_come_after_a_reset_answer_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running() as it:
+        actor, late = it.begin(), asyncio.Event()
+        compute = it.worker.tick
+
+        async def commit_first(tick: Tick, payload: Sequence[memoryview] = ()) -> CommittedTick:
+            answered = await compute(tick, payload)
+
+            async def media() -> tuple[ChunkMedia, memoryview]:
+                await late.wait()
+                return await answered.media
+
+            return CommittedTick(committed=answered.committed, media=asyncio.ensure_future(media()))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(it.worker, "tick", commit_first)
+            left_behind = actor.submit(seen(1))
+            while actor.session.next_chunk_index == 0:
+                await asyncio.sleep(0)
+        await actor.begin_reset()
+        assert (await refused(left_behind.answer())).code is ErrorCode.SUPERSEDED
+        it.worker.hold()
+        waiting = actor.submit(seen(2))
+        while actor.session.in_flight is not waiting.call:
+            await asyncio.sleep(0)
+        late.set()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert actor.session.in_flight is waiting.call
+        it.worker.release()
+        assert float((await waiting.answer()).actions[0, 0]) == 2
+        assert actor.num_steps == 1
 
 
 async def test_a_place_is_not_lost_when_a_client_leaves_while_its_session_opens() -> None:
