@@ -91,14 +91,15 @@ def parse_json_object(text: str, *, max_depth: int) -> dict[str, object]:
         value = json.loads(text, parse_constant=read_constant, parse_float=read_float, parse_int=read_integer)
     except ValueError as error:
         raise BadInput(ErrorCode.BAD_JSON, f"the message is not valid JSON: {error}") from error
+    if "\\ud" in text or "\\uD" in text:
+        # First, for the path of a refused number is made of the client's names.
+        _check_surrogates(value)
     if refused:
         field = _path_of_nonfinite(value)[:MAX_PATH_CHARS]
         where = f"{field}: " if field else "the message is not valid JSON: "
         raise BadNumber(where + refused[0], field=field or None, document=value)
     if not isinstance(value, dict):
         raise BadInput(ErrorCode.BAD_JSON, f"expected a JSON object, got {_json_type(value)}")
-    if "\\ud" in text or "\\uD" in text:
-        _check_surrogates(value)
     return value
 
 

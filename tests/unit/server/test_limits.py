@@ -86,6 +86,7 @@ def test_everything_else_is_bad_json(text: str) -> None:
         ('{"a": [1, -' + "9" * 400 + "]}", "a[1]"),
         ('{"a": 1' + "0" * 5000 + "}", "a"),
         ('{"a": NaN, "a": 1}', None),
+        ('{"\\ud800": NaN}', None),
         ("NaN", None),
         ('{"' + "x" * 1000 + '": NaN}', "x" * MAX_PATH_CHARS),
     ],
