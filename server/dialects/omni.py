@@ -149,7 +149,7 @@ class OmniDialog:
             else:
                 message = parse_client_message(text, limits)
         except BadInput as error:
-            self.send_error(error, event_id=find_event_id(text, limits))
+            self.send_error(error, event_id=find_event_id(text))
             return
         if self._actor is not None:
             self._actor.touch()
@@ -252,7 +252,9 @@ class OmniDialog:
         if self._actor is not None:
             self._actor.begin_close(STOPPED)
         elif self._starting is not None:
-            self._send(SessionDone(request_id=None, chunks=0, stopped=True, dropped_event_ids=[]))
+            held = [message.interaction.event_id for message in self._held if isinstance(message, OmniInteraction)]
+            dropped = [event_id for event_id in held if event_id is not None]
+            self._send(SessionDone(request_id=None, chunks=0, stopped=True, dropped_event_ids=dropped))
             self.close(CloseCode.DONE, STOPPED)
         else:
             self._require_actor()

@@ -6,6 +6,7 @@ session.interaction ──parse──> Interaction ──plan_interaction──>
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -105,14 +106,18 @@ def _parse_start(fields: Mapping[str, object]) -> OmniStart:
         raise
 
 
-def find_event_id(text: str, limits: LimitsSection) -> str | None:
+def find_event_id(text: str) -> str | None:
     """Return the event id of an interaction that is wrong otherwise, so that its error can name it."""
     try:
-        interaction = parse_json_object(text, max_depth=limits.max_json_depth).get("interaction")
-    except BadInput:
+        message = json.loads(text, parse_int=float)
+    except (ValueError, RecursionError):
         return None
+    interaction = message.get("interaction") if isinstance(message, dict) else None
     event_id = interaction.get("event_id") if isinstance(interaction, dict) else None
-    return event_id if isinstance(event_id, str) and 0 < len(event_id) <= MAX_EVENT_ID_CHARS else None
+    if not isinstance(event_id, str) or not 0 < len(event_id) <= MAX_EVENT_ID_CHARS:
+        return None
+    # Half of a surrogate pair can't be sent back.
+    return None if any("\ud800" <= char <= "\udfff" for char in event_id) else event_id
 
 
 # ---------------------------------------------------------------- session.start

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from typing import Any
@@ -22,7 +23,7 @@ from server.dialects.omni_messages import (
 )
 from server.errors import BadInput, ErrorCode
 from server.wire.messages import ImageBase64, ImageUpload, Pacing
-from server.wire.omni_messages import OmniInteraction, OmniStart
+from server.wire.omni_messages import OmniError, OmniInteraction, OmniStart
 from tests.support.server_worker import model_info
 from worldmodel import catalog
 
@@ -393,9 +394,86 @@ def test_other_frames_are_refused(text: str, code: ErrorCode, field: str | None)
         ('{"interaction": {"event_id": "a", "event": 3}}', "a"),
         ('{"interaction": {"event_id": "", "event": 3}}', None),
         ('{"interaction": {"event_id": 7}}', None),
+        ('{"interaction": {"event_id": "a", "event": NaN}}', "a"),
+        ('{"interaction": {"event_id": "\\ud800"}}', None),
         ('{"interaction": []}', None),
+        ("[" * 100_000, None),
+        ('{"interaction": {"event_id": "a", "transition_chunks": 1' + "0" * 5000 + "}}", "a"),
         ('{"interaction"', None),
     ],
+    ids=lambda value: str(value)[:24],
 )
 def test_the_event_id_of_a_wrong_interaction_is_found(text: str, event_id: str | None) -> None:
-    assert find_event_id(text, LIMITS) == event_id
+    assert find_event_id(text) == event_id
+
+
+# ---------------------------------------------------------------- anything at all
+
+VALID_START: dict[str, Any] = {
+    "type": "session.start",
+    "prompt": "a town",
+    "image_reference": IMAGE,
+    "model": "fake",
+    "size": "32x32",
+    "num_frames": 33,
+    "seed": 3,
+    "streaming_buffer_seconds": 1.5,
+    "video_params": {"fps": 16},
+    "sampling_params": {"guidance_scale": 1.0},
+    "extra_params": {"pace_to_media_time": True, "camera_action_script": [[["w"], [], ["a", "l"]]]},
+}
+VALID_INTERACTION: dict[str, Any] = {
+    "type": "session.interaction",
+    "interaction": {
+        "event_id": "e",
+        "event": {
+            "prompt": "rain",
+            "multi_modal_data": {
+                "camera": {"mode": "target", "data": {"translation": [0, 0, 1], "rotation": [0, 0, 0, 1]}}
+            },
+        },
+        "transition_chunks": 2,
+    },
+}
+VALID_KEYS: dict[str, Any] = {
+    "type": "session.interaction",
+    "interaction": {"event": {"multi_modal_data": {"camera": {"data": {"actions": ["w", "l"]}}}}},
+}
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def places(value: object, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
+    """List the path of every value inside another."""
+    items: list[tuple[str | int, object]] = []
+    if isinstance(value, dict):
+        items = list(value.items())
+    elif isinstance(value, list):
+        items = list(enumerate(value))
+    return [it for key, inner in items for it in ((*path, key), *places(inner, (*path, key)))]
+
+
+@settings(max_examples=250, deadline=None)
+@given(st.data())
+def test_any_value_anywhere_is_taken_or_refused_in_a_sentence(data: st.DataObject) -> None:
+    message = copy.deepcopy(data.draw(st.sampled_from([VALID_START, VALID_INTERACTION, VALID_KEYS])))
+    *parents, last = data.draw(st.sampled_from(places(message)))
+    target = message
+    for key in parents:
+        target = target[key]
+    target[last] = data.draw(ANYTHING)
+    try:
+        parsed = parse_client_message(json.dumps(message), LIMITS)
+        if isinstance(parsed, OmniStart):
+            plan_start(parsed, INFO, model="fake", aliases=(), parse_control=PARSE)
+        elif isinstance(parsed, OmniInteraction):
+            plan_interaction(parsed.interaction, PARSE)
+    except BadInput as error:
+        refused = error
+    else:
+        return
+    OmniError(code=refused.code, message=refused.message, field=refused.field).model_dump_json()
+    assert len(refused.message) < 700
