@@ -21,7 +21,8 @@ class ClipWish:
 
     `checkpoint` and `options` are those of the configuration, `width` and `height` in pixels too; `follows_image` asks
     for the model's own rule, which chooses a size for the start image within the configured area. `trims` shortens a
-    number of frames that does not fit instead of refusing it. `camera_folder` holds a camera path.
+    number of frames that does not fit instead of refusing it. `camera_folder` holds a camera
+    path and comes from who runs the program: links in it are followed.
     """
 
     checkpoint: str

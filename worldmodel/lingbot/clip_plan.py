@@ -53,7 +53,7 @@ def plan_with(wish: ClipWish, options: LingBotOptions, *, latent_frames_per_chun
     num_poses = wish.num_media_frames
     clip = None
     if wish.camera_folder is not None:
-        clip = load_clip(wish.camera_folder)
+        clip = load_clip(wish.camera_folder, follows_links=True)
         num_poses = len(clip.poses_n44)
     count = num_latent_frames(wish.num_media_frames, num_poses, latent_frames_per_chunk)
     num_media_frames = MEDIA_FRAMES_PER_LATENT_FRAME * (count - 1) + 1

@@ -1,7 +1,7 @@
 """Camera paths from files: `poses.npy` and `intrinsics.npy` of a clip -> one pose a latent frame. Torch-free.
 
-Files are opened without following links, must be regular, are bounded in size before a byte is parsed, and hold plain
-numbers only. What a trajectory does in a session belongs to `reducer.py`: `trajectory_control` makes the control for
+Files must be regular, are bounded in size before a byte is parsed, and hold plain numbers only. Links are followed only
+for somebody who may read the files anyway, on the command line; what clients name is opened without. What a trajectory does in a session belongs to `reducer.py`: `trajectory_control` makes the control for
 it.
 """
 
@@ -55,18 +55,22 @@ class CameraClip:
     intrinsics_n4: Float64
 
 
-def load_clip(folder: Path, below: Sequence[str] = (), *, max_poses: int = MAX_FILE_POSES) -> CameraClip:
+def load_clip(
+    folder: Path, below: Sequence[str] = (), *, max_poses: int = MAX_FILE_POSES, follows_links: bool = False
+) -> CameraClip:
     """Read `poses.npy` [N, 4, 4] and `intrinsics.npy` [N, 4] (or one row) from a folder.
 
-    `below` leads from a trusted folder to the one with the files, a name a step; none of them may be a link.
+    `below` leads from a trusted folder to the one with the files, a name a step; none of them, nor the folder, nor the
+    files may be a link unless `follows_links`.
 
     Raises `RequestRefused` (code ``bad_trajectory``, `field` the file name) for links, special files, files that are
     too large, other shapes or types, values that are not finite, and poses that are not rigid.
     """
-    folder_fd = _open_folder(folder, below)
+    flags = os.O_RDONLY | os.O_CLOEXEC | (0 if follows_links else os.O_NOFOLLOW)
+    folder_fd = _open_folder(folder, below, flags)
     try:
-        poses_n44 = _load(folder_fd, "poses.npy", (4, 4), max_poses)
-        intrinsics_n4 = _load(folder_fd, "intrinsics.npy", (4,), max_poses)
+        poses_n44 = _load(folder_fd, flags, "poses.npy", (4, 4), max_poses)
+        intrinsics_n4 = _load(folder_fd, flags, "intrinsics.npy", (4,), max_poses)
     finally:
         os.close(folder_fd)
     _check_rigid(poses_n44, "poses.npy")
@@ -155,17 +159,16 @@ def _refusal(name: str, text: str) -> RequestRefused:
     return RequestRefused(f"{name}: {text}", code="bad_trajectory", field=name)
 
 
-def _open_folder(folder: Path, below: Sequence[str]) -> int:
-    """Open a folder for reading, following no link from its own name on."""
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+def _open_folder(folder: Path, below: Sequence[str], flags: int) -> int:
+    """Open a folder for reading. With `O_NOFOLLOW` no link is followed from its own name on."""
     name, folder_fd = folder.name, -1
     try:
-        folder_fd = os.open(folder, flags)
+        folder_fd = os.open(folder, flags | os.O_DIRECTORY)
         for part in below:
             if part in ("", ".", "..") or "/" in part:
                 raise _refusal("folder", f"expected a name, got {part!r}")
             name = part
-            above_fd, folder_fd = folder_fd, os.open(part, flags, dir_fd=folder_fd)
+            above_fd, folder_fd = folder_fd, os.open(part, flags | os.O_DIRECTORY, dir_fd=folder_fd)
             os.close(above_fd)
     except (OSError, RequestRefused) as error:
         if folder_fd >= 0:
@@ -176,9 +179,9 @@ def _open_folder(folder: Path, below: Sequence[str]) -> int:
     return folder_fd
 
 
-def _load(folder_fd: int, name: str, row_shape: tuple[int, ...], max_rows: int) -> Float64:
+def _load(folder_fd: int, flags: int, name: str, row_shape: tuple[int, ...], max_rows: int) -> Float64:
     """Read one array of rows as float64."""
-    data = _read(folder_fd, name, MAX_NPY_HEADER_BYTES + max_rows * 8 * int(np.prod(row_shape)))
+    data = _read(folder_fd, flags, name, MAX_NPY_HEADER_BYTES + max_rows * 8 * int(np.prod(row_shape)))
     expected = f"float rows of shape {list(row_shape)}"
     shape, fortran_order, dtype, offset = _npy_header(data, name)
     if len(shape) != 1 + len(row_shape) or shape[1:] != row_shape:
@@ -195,11 +198,11 @@ def _load(folder_fd: int, name: str, row_shape: tuple[int, ...], max_rows: int) 
     return np.ascontiguousarray(array)
 
 
-def _read(folder_fd: int, name: str, max_bytes: int) -> bytes:
-    """Read a regular file of an open folder; the file may not be a link."""
+def _read(folder_fd: int, flags: int, name: str, max_bytes: int) -> bytes:
+    """Read a regular file of an open folder."""
     try:
         # O_NONBLOCK keeps the open of a named pipe from waiting for a writer.
-        file_fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder_fd)
+        file_fd = os.open(name, flags | os.O_NONBLOCK, dir_fd=folder_fd)
     except OSError as error:
         raise _refusal(name, f"cannot be opened: {error.strerror}") from error
     try:

@@ -80,6 +80,19 @@ def test_links_and_special_files_are_refused(tmp_path: Path) -> None:
     refuse(real, "poses.npy", "regular file")
 
 
+def test_links_are_followed_for_who_may_read_the_files_anyway(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    write(tmp_path / "real", turning(4))
+    (tmp_path / "real" / "poses.npy").rename(tmp_path / "other.npy")
+    (tmp_path / "real" / "poses.npy").symlink_to("../other.npy")
+    (tmp_path / "linked").symlink_to("real")
+    assert len(load_clip(tmp_path / "linked", follows_links=True).poses_n44) == 4
+    (tmp_path / "other.npy").unlink()
+    refuse(tmp_path / "linked", "poses.npy", "No such file", follows_links=True)
+    os.mkfifo(tmp_path / "other.npy")
+    refuse(tmp_path / "linked", "poses.npy", "regular file", follows_links=True)
+
+
 def test_files_that_are_not_plain_bounded_arrays_are_refused(tmp_path: Path) -> None:
     write(tmp_path, turning(8))
     refuse(tmp_path, "poses.npy", "1 to 7 rows, got 8", max_poses=7)
