@@ -16,6 +16,7 @@ from server.context import ServerContext
 from server.dialects.omni import omni_endpoint
 from server.dialects.world import world_endpoint
 from server.health import distribution_version
+from server.host_check import HostCheck
 from server.metrics import Metrics
 from server.recorder import Recorders
 from server.recording import Recordings
@@ -93,6 +94,7 @@ def create_app(config: ServerConfig, *, worker: Worker | None = None, clock: Clo
     app.include_router(rest.router)
     app.include_router(page.router)
     rest.install_error_handlers(app)
+    app.add_middleware(HostCheck, context=context)
 
     if catalog.lookup(config.model.name).kind is ModelKind.ROBOT:
         robot_routes.mount(app, context)

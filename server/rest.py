@@ -16,19 +16,27 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 
 from server.actor import SessionActor, StartImage
 from server.dialects.world_messages import check_protocol
-from server.errors import BadInput, ErrorCode, NotAllowed, ServerError, UnknownId
+from server.errors import BadInput, ErrorCode, ServerError, UnknownId
 from server.health import not_ready_reason, server_info
 from server.limits import check_prompt
 from server.recording import LOG_FILE, MP4_FILE
-from server.rest_requests import ERRORS, authorize, body_of, content_type_of, context_of, read_body, read_model
+from server.rest_requests import (
+    ERRORS,
+    authorize,
+    body_of,
+    content_type_of,
+    context_of,
+    error_body,
+    error_response,
+    read_body,
+    read_model,
+)
 from server.starting import check_start
 from server.uploads import MIME_TYPES, decode_image
 from server.wire.messages import SessionState
 from server.wire.rest import (
     CreateSession,
-    ErrorBody,
     ResetSessionBody,
-    RestError,
     ServerInfo,
     SessionCreated,
     SessionList,
@@ -305,20 +313,10 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _unexpected_error)
 
 
-def _answer(status: int, code: str, message: str, field: str | None = None, **headers: str) -> JSONResponse:
-    body = RestError(error=ErrorBody(code=code, message=message, field=field))
-    return JSONResponse(body.model_dump(exclude_none=True), status_code=status, headers=headers)
-
-
 async def _server_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, ServerError)
     context_of(request).metrics.errors.labels(error.code).inc()
-    headers: dict[str, str] = {}
-    if isinstance(error, NotAllowed) and error.code is ErrorCode.UNAUTHORIZED:
-        headers["WWW-Authenticate"] = "Bearer"
-    if error.kind.retryable:
-        headers["Retry-After"] = "1"
-    return _answer(error.kind.http_status, error.code, error.message, error.field, **headers)
+    return error_response(error)
 
 
 async def _http_error(request: Request, error: Exception) -> JSONResponse:
@@ -326,16 +324,16 @@ async def _http_error(request: Request, error: Exception) -> JSONResponse:
     codes: dict[int, ErrorCode] = {404: ErrorCode.NOT_FOUND, 405: ErrorCode.METHOD_NOT_ALLOWED}
     code = codes.get(error.status_code, ErrorCode.BAD_MESSAGE)
     text = f"there is nothing at {request.url.path[:200]}" if error.status_code == 404 else str(error.detail)
-    return _answer(error.status_code, code, text, **dict(error.headers or {}))
+    return error_body(error.status_code, code, text, **dict(error.headers or {}))
 
 
 async def _validation_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     field = ".".join(str(step) for step in first["loc"][1:])
-    return _answer(422, ErrorCode.BAD_MESSAGE, f"{field}: {first['msg']}", field or None)
+    return error_body(422, ErrorCode.BAD_MESSAGE, f"{field}: {first['msg']}", field or None)
 
 
 async def _unexpected_error(request: Request, error: Exception) -> JSONResponse:
     """Tell nothing of a bug; starlette logs the traceback."""
-    return _answer(500, ErrorCode.INTERNAL, "the server failed to handle this request")
+    return error_body(500, ErrorCode.INTERNAL, "the server failed to handle this request")

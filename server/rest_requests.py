@@ -1,4 +1,4 @@
-"""What REST handlers share: who asks, how a body is described, and bodies within bounds."""
+"""What REST handlers share: who asks, how a body is described, bodies within bounds, and the shape of an error."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import asyncio
 from typing import Any, TypeVar
 
 from fastapi import Request
+from fastapi.responses import JSONResponse
 
 from server.context import ServerContext
 from server.dialects.world_messages import validate
-from server.errors import BadInput, ErrorCode, Unavailable
+from server.errors import BadInput, ErrorCode, ServerError, Unavailable
 from server.limits import parse_json_object
 from server.wire.messages import WireModel
-from server.wire.rest import RestError
+from server.wire.rest import ErrorBody, RestError
 
 ModelT = TypeVar("ModelT", bound=WireModel)
 
@@ -25,6 +26,22 @@ ERRORS: dict[int | str, dict[str, Any]] = {"default": {"model": RestError, "desc
 def context_of(request: Request) -> ServerContext:
     context: ServerContext = request.app.state.context
     return context
+
+
+def error_body(status: int, code: str, message: str, field: str | None = None, **headers: str) -> JSONResponse:
+    """Make the one JSON shape that all errors have."""
+    body = RestError(error=ErrorBody(code=code, message=message, field=field))
+    return JSONResponse(body.model_dump(exclude_none=True), status_code=status, headers=headers)
+
+
+def error_response(error: ServerError) -> JSONResponse:
+    """Say an error of ours, with the headers that belong to it."""
+    headers: dict[str, str] = {}
+    if error.code is ErrorCode.UNAUTHORIZED:
+        headers["WWW-Authenticate"] = "Bearer"
+    if error.kind.retryable:
+        headers["Retry-After"] = "1"
+    return error_body(error.kind.http_status, error.code, error.message, error.field, **headers)
 
 
 def authorize(request: Request) -> str | None:

@@ -12,6 +12,8 @@ from typing import Any
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
 
 from server.app import create_app
 from server.config import LimitsSection, ModelSection, ServerSection, SessionSection, StartImageConfig
@@ -292,6 +294,27 @@ async def test_rest_asks_for_the_token_and_knows_owners() -> None:
         assert (await rest.http.get("/v1/sessions", headers=beta)).json() == {"sessions": []}
         for open_path in ("/healthz", "/readyz", "/metrics", "/", "/v1/start-images/day"):
             assert (await rest.http.get(open_path)).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/info", "/v1/sessions", "/healthz", "/", "/static/player.js", "/nothing"])
+async def test_a_name_that_was_bent_to_this_machine_is_refused(rest: Rest, path: str) -> None:
+    status, error = await rest.error("GET", path, headers={"host": "evil.example"})
+    assert (status, error["code"], error["field"]) == (403, "origin_not_allowed", "host")
+    assert (await rest.http.get("/v1/info", headers={"host": "localhost:1"})).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["v1/world", "v1/robot"])
+async def test_a_bent_name_gets_no_socket_either(rest: Rest, path: str) -> None:
+    port = httpx.URL(rest.url).port
+    with pytest.raises(InvalidStatus) as caught:
+        await connect(f"ws://evil.example:{port}/{path}", host="127.0.0.1", port=port)
+    assert caught.value.response.status_code == 403
+    assert b"origin_not_allowed" in (caught.value.response.body or b"")
+
+
+async def test_a_proxy_may_hand_on_the_name_of_a_listed_origin() -> None:
+    async with serving(server=ServerSection(allowed_origins=("https://world.example",))) as rest:
+        assert (await rest.http.get("/v1/info", headers={"host": "world.example"})).status_code == 200
 
 
 async def test_pages_of_other_origins_change_nothing(rest: Rest) -> None:

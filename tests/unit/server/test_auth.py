@@ -64,6 +64,59 @@ def test_one_offered_subprotocol_is_chosen(offered: list[str], accepted: str | N
 
 
 @pytest.mark.parametrize(
+    ("host", "allowed"),
+    [
+        (None, True),
+        ("localhost:8000", True),
+        ("LocalHost", True),
+        ("127.0.0.1:8000", True),
+        ("[::1]:8000", True),
+        ("127.0.0.2", True),
+        ("listed.org", True),
+        ("listed.org:9000", True),
+        ("evil.example", False),
+        ("evil.example:8000", False),
+        ("localhost.evil.example", False),
+        ("listed.org.evil.example", False),
+        ("evil.example@localhost.evil.example", False),
+        ("10.0.0.1", False),
+        ("[::1", False),
+        ("", False),
+    ],
+)
+def test_on_this_machine_alone_a_foreign_host_name_is_refused(host: str | None, allowed: bool) -> None:
+    auth = Authenticator(ServerSection(host="127.0.0.2", allowed_origins=("https://Listed.org",)))
+    headers = {} if host is None else {"host": host}
+    if allowed:
+        auth.check_host(headers)
+        return
+    with pytest.raises(NotAllowed, match=r"server\.allowed_origins") as caught:
+        auth.check_host(headers)
+    assert (caught.value.code, caught.value.field) == (ErrorCode.ORIGIN_NOT_ALLOWED, "host")
+
+
+@pytest.mark.parametrize("host", ["localhost", "::1", "127.0.0.1"])
+def test_every_loopback_address_counts(host: str) -> None:
+    with pytest.raises(NotAllowed):
+        Authenticator(ServerSection(host=host)).check_host({"host": "evil.example"})
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        ServerSection(host="0.0.0.0"),
+        ServerSection(host="::"),
+        ServerSection(host="world.example"),
+        ServerSection(tokens=("alpha",)),
+        ServerSection(allowed_origins=("*",)),
+    ],
+    ids=["all addresses", "all addresses, IPv6", "a name", "tokens", "all origins"],
+)
+def test_any_host_name_will_do_where_others_are_served_or_tokens_protect(section: ServerSection) -> None:
+    Authenticator(section).check_host({"host": "evil.example"})
+
+
+@pytest.mark.parametrize(
     ("origin", "host", "scheme", "allowed"),
     [
         (None, "example.org", "http", True),
