@@ -246,7 +246,9 @@ async def soak(num_verbs_asked: int, seed: int, folder: Path) -> Verbs:
             await end_all(server)
             await assert_the_books_balance(server)
             assert_the_recordings_are_whole(server, folder, disk)
-            assert len(asyncio.all_tasks()) <= tasks_before + 2 + num_readers(), "only scheduler and timers are left"
+            assert len(asyncio.all_tasks()) <= tasks_before + 3 + num_readers(), (
+                "only scheduler and both tables' timers are left"
+            )
             assert num_open_files() == files_before
             verbs["fault disk refused a write"] = disk.num_refusals
             verbs["(ticks done)"] = worker.num_ticks[Fate.DONE]
