@@ -101,6 +101,7 @@ def test_a_wrong_url():
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_leaves_a_partial_report(tmp_path: Path):
     with server_process(tmp_path, capacity=1, chunk_ms=50) as server:
         results: list[subprocess.CompletedProcess[str]] = []

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -15,6 +17,7 @@ def worldserve(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
 
 
+@pytest.mark.slow
 def test_a_made_checkpoint_is_fine_with_the_doctor(tmp_path: Path) -> None:
     out = tmp_path / "made"
     made = worldserve("make-checkpoint", "--like", "lingbot-world-v2", "--layout", "original", str(out))
