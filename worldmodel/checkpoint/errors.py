@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 from worldmodel.errors import LoadFailed
 
 
@@ -14,3 +18,15 @@ class CheckpointError(LoadFailed):
         super().__init__(f"{subject}: {'; '.join(problems)}")
         self.subject = subject
         self.problems = problems
+
+
+@contextmanager
+def naming(path: Path, done: str) -> Iterator[None]:
+    """Turn what the operating system refuses into one sentence. `done` is what could not be done: read, written.
+
+    Raises `CheckpointError`.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(str(path), f"cannot be {done} ({error.strerror or error})") from error

@@ -13,6 +13,9 @@ from enum import StrEnum
 
 from worldmodel.checkpoint.safetensors_header import ITEM_BYTES
 
+MAX_SEED = 2**53 - 1
+"""Largest seed of random weights, as of sessions: the largest integer that JSON carries exactly."""
+
 
 class FileFormat(StrEnum):
     """How tensors are stored: safetensors, or torch's own zip with a pickled index."""

@@ -5,6 +5,7 @@ For benchmarks: a model of any size is there in seconds and needs no disk. What 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import nn
 
 from worldmodel.checkpoint.errors import CheckpointError
 from worldmodel.checkpoint.loading import DTypeChoice, Progress
+from worldmodel.checkpoint.plan import MAX_SEED
 from worldmodel.checkpoint.random_weights import RandomWeights, fill_random
 from worldmodel.checkpoint.safetensors_header import TensorInfo
 
@@ -82,6 +84,9 @@ def is_random(checkpoint: Path | str) -> bool:
 def parse_random(checkpoint: Path | str) -> tuple[str, int]:
     """Split `random:NAME[:SEED]` into name and seed. Raises `CheckpointError`."""
     name, _, seed = str(checkpoint).removeprefix(RANDOM_SCHEME).partition(":")
-    if not name or not (seed or "0").isdecimal():
-        raise CheckpointError(str(checkpoint), f"expected {RANDOM_SCHEME}NAME or {RANDOM_SCHEME}NAME:SEED")
+    if not name or not re.fullmatch(r"[0-9]{0,16}", seed) or int(seed or "0") > MAX_SEED:
+        raise CheckpointError(
+            str(checkpoint),
+            f"expected {RANDOM_SCHEME}NAME or {RANDOM_SCHEME}NAME:SEED with a seed from 0 to {MAX_SEED}",
+        )
     return name, int(seed or "0")

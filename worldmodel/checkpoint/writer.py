@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from worldmodel.checkpoint.errors import CheckpointError
+from worldmodel.checkpoint.errors import CheckpointError, naming
 from worldmodel.checkpoint.loading import Progress
 from worldmodel.checkpoint.plan import CheckpointPlan, FileFormat, PlannedFile, PlannedTensor
 from worldmodel.checkpoint.random_weights import RandomWeights
@@ -26,11 +26,12 @@ def write_checkpoint(plan: CheckpointPlan, out: Path, *, seed: int, progress: Pr
     memory as a whole, of a safetensors file one tensor. Raises `CheckpointError`, before anything is written, if the
     folder is not empty or the disk too small.
     """
-    _check_room(plan, out)
+    with naming(out, "written"):
+        _check_room(plan, out)
     for path, content in plan.json_files.items():
-        file = out / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        with naming(out / path, "written"):
+            (out / path).parent.mkdir(parents=True, exist_ok=True)
+            (out / path).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     weights = RandomSource(seed)
     done_bytes = 0
     for planned in plan.tensor_files:
@@ -54,18 +55,17 @@ class RandomSource:
 def write_file(planned: PlannedFile, out: Path, source: RandomSource) -> Path:
     """Write one file of tensors under a temporary name, then rename it; return its path."""
     file = out / planned.path
-    file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_name(file.name + _PARTIAL)
-    try:
-        if planned.format is FileFormat.TORCH:
-            torch.save({tensor.name: source.tensor(tensor, planned.gains) for tensor in planned.tensors}, partial)
-        else:
-            _write_safetensors(planned, partial, source)
-        partial.rename(file)
-    except OSError as error:
-        raise CheckpointError(str(file), f"cannot be written ({error.strerror or error})") from error
-    finally:
-        partial.unlink(missing_ok=True)
+    with naming(file, "written"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            if planned.format is FileFormat.TORCH:
+                torch.save({tensor.name: source.tensor(tensor, planned.gains) for tensor in planned.tensors}, partial)
+            else:
+                _write_safetensors(planned, partial, source)
+            partial.rename(file)
+        finally:
+            partial.unlink(missing_ok=True)
     return file
 
 

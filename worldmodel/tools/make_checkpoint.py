@@ -7,6 +7,7 @@ seed. Exit codes: 0 done, 1 it could not be written, 2 the call is wrong.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from worldmodel.catalog import resolve
 from worldmodel.checkpoint.errors import CheckpointError
-from worldmodel.checkpoint.plan import CheckpointPlan, PlanRequest
+from worldmodel.checkpoint.plan import MAX_SEED, CheckpointPlan, PlanRequest
 
 PLANNERS: dict[str, str] = {
     "lingbot-world-v2": "worldmodel.lingbot.layout:plan_for",
@@ -60,9 +61,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--scale", choices=("tiny", "full"), default="tiny", help="its full size, or a few MB")
     parser.add_argument("--layout", choices=("diffusers", "original"), default="diffusers", help="which of its layouts")
     parser.add_argument("--dtype", choices=("f32", "bf16"), default="f32", help="type of the transformer's weights")
-    parser.add_argument("--seed", type=int, default=0, help="another seed gives other values")
+    parser.add_argument("--seed", type=_seed, default=0, help="another seed gives other values")
     parser.add_argument("--plan", action="store_true", help="list the files and their sizes, write nothing")
     return parser
+
+
+def _seed(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,16}", text) or int(text) > MAX_SEED:
+        raise argparse.ArgumentTypeError(f"expected a number from 0 to {MAX_SEED}, got {text[:40]!r}")
+    return int(text)
 
 
 def _show(plan: CheckpointPlan) -> None:

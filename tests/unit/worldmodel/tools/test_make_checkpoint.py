@@ -34,6 +34,26 @@ def test_a_folder_in_use_is_one_sentence_and_exit_code_1(tmp_path: Path, capsys:
     assert "must be a new or empty folder" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("seed", ["-1", str(2**53), "1" * 5000, "one", "1.0", ""])
+def test_a_seed_that_is_none_is_exit_code_2(tmp_path: Path, seed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--like", "lingbot-world-v2", f"--seed={seed}", str(tmp_path / "out")])
+    assert caught.value.code == 2
+    assert "argument --seed: expected a number from 0 to 9007199254740991, got" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("out", ["file/out", "n" * 300])
+def test_a_place_that_cannot_be_written_is_one_sentence(
+    tmp_path: Path, out: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert main(["--like", "lingbot-world-v2", str(tmp_path / out)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"make-checkpoint: {tmp_path / out}")
+    assert "cannot be written (" in line
+
+
 def test_an_unknown_model_is_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["--like", "other", str(tmp_path)])
