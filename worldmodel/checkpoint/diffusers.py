@@ -16,11 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from worldmodel.checkpoint.errors import CheckpointError
-from worldmodel.checkpoint.json_file import read_json_object
+from worldmodel.checkpoint.errors import CheckpointError, naming
+from worldmodel.checkpoint.json_file import is_plain_name, read_json_object
 from worldmodel.checkpoint.loading import DTypeChoice, Progress, find_misfits, listing, load_tensors, read_tensor
 from worldmodel.checkpoint.safetensors_header import SafetensorsFile, TensorInfo, read_safetensors_header
 from worldmodel.checkpoint.stored_component import sampled_digest
+from worldmodel.json_checks import describe
 
 _INDEX = "model_index.json"
 _CONFIG_FILES = ("config.json", "scheduler_config.json", "tokenizer_config.json", "preprocessor_config.json")
@@ -43,9 +44,10 @@ class ComponentReader:
     @cached_property
     def config(self) -> dict[str, Any]:
         """The component's JSON config. Raises `CheckpointError` if there is none."""
-        for file_name in _CONFIG_FILES:
-            if (self.folder / file_name).is_file():
-                return read_json_object(self.folder / file_name)
+        with naming(self.folder, "read"):
+            for file_name in _CONFIG_FILES:
+                if (self.folder / file_name).is_file():
+                    return read_json_object(self.folder / file_name)
         raise CheckpointError(str(self.folder), f"has no config, expected one of {', '.join(_CONFIG_FILES)}")
 
     @cached_property
@@ -62,10 +64,6 @@ class ComponentReader:
     def num_parameters(self) -> int:
         """Number of stored tensor elements."""
         return sum(info.num_elements for info in self.tensors.values())
-
-    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of every stored tensor; reads headers only."""
-        return {name: info.shape for name, info in self.tensors.items()}
 
     def read(self, name: str, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Tensor:
         """Read one tensor, by default in its stored type. Raises `CheckpointError` for an unknown name."""
@@ -111,8 +109,9 @@ class Checkpoint:
     def digest(self) -> str:
         """Content digest in hex; see `sampled_digest`. Files of no component don't count."""
         files = [self.path / _INDEX]
-        for reader in self.components.values():
-            files += [file for file in reader.folder.rglob("*") if file.is_file()]
+        with naming(self.path, "read"):
+            for reader in self.components.values():
+                files += [file for file in reader.folder.rglob("*") if file.is_file()]
         return sampled_digest(self.path, files)
 
 
@@ -135,6 +134,10 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
                 components[name] = ComponentReader(
                     name=name, folder=folder / name, library=library, class_name=class_name
                 )
+    foreign = [name for name in components if not is_plain_name(name)]
+    if foreign:
+        names = ", ".join(describe(name) for name in foreign)
+        raise CheckpointError(str(folder), f"{_INDEX} names components whose names are no plain ones: {names}")
     missing = [name for name, reader in components.items() if not reader.folder.is_dir()]
     if missing:
         raise CheckpointError(str(folder), f"{_INDEX} names components without a folder: {', '.join(missing)}")
@@ -145,7 +148,8 @@ def weight_files(folder: Path) -> tuple[SafetensorsFile, ...]:
     """Read the headers of a component folder's weights, one file or shards with an index. Raises `CheckpointError`."""
     singles = [folder / f"{stem}.safetensors" for stem in _WEIGHT_STEMS]
     indexes = [folder / f"{stem}.safetensors.index.json" for stem in _WEIGHT_STEMS]
-    found = [file for file in singles + indexes if file.is_file()]
+    with naming(folder, "read"):
+        found = [file for file in singles + indexes if file.is_file()]
     if not found:
         names = ", ".join(file.name for file in singles + indexes)
         raise CheckpointError(str(folder), f"has no weights, expected one of {names}")
@@ -161,11 +165,12 @@ def weight_files(folder: Path) -> tuple[SafetensorsFile, ...]:
 def _sharded_files(index_file: Path) -> tuple[SafetensorsFile, ...]:
     weight_map = read_json_object(index_file).get("weight_map")
     if not isinstance(weight_map, dict) or not all(
-        isinstance(shard, str) and shard == Path(shard).name for shard in weight_map.values()
+        isinstance(shard, str) and is_plain_name(shard) for shard in weight_map.values()
     ):
         raise CheckpointError(str(index_file), "weight_map must map tensor names to file names in the same folder")
     shards = sorted(set(weight_map.values()))
-    missing = [shard for shard in shards if not (index_file.parent / shard).is_file()]
+    with naming(index_file.parent, "read"):
+        missing = [shard for shard in shards if not (index_file.parent / shard).is_file()]
     if missing:
         raise CheckpointError(str(index_file), f"names shards that do not exist: {', '.join(missing)}")
     files = tuple(read_safetensors_header(index_file.parent / shard) for shard in shards)

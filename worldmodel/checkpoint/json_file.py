@@ -9,6 +9,8 @@ from typing import Any
 from worldmodel.checkpoint.errors import CheckpointError
 
 MAX_JSON_BYTES = 64 * 1024 * 1024
+MAX_NAME_BYTES = 255
+"""Longest name of a file on the usual file systems."""
 
 
 def read_json_object(file: Path) -> dict[str, Any]:
@@ -33,6 +35,12 @@ def parse_json_object(content: bytes, subject: str) -> dict[str, Any]:
     if not isinstance(parsed, dict):
         raise CheckpointError(subject, f"must hold a JSON object, found {type(parsed).__name__}")
     return parsed
+
+
+def is_plain_name(name: str) -> bool:
+    """Tell whether a text of a file may be the name of a file in the same folder, and leads nowhere else."""
+    is_name = name not in ("", ".", "..") and "/" not in name and "\0" not in name
+    return is_name and len(name.encode("utf-8", "surrogatepass")) <= MAX_NAME_BYTES
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from worldmodel.checkpoint.errors import naming
 from worldmodel.checkpoint.loading import DTypeChoice, Progress, find_misfits, load_tensors
 from worldmodel.checkpoint.safetensors_header import TensorInfo, read_safetensors_header
 
@@ -51,8 +52,9 @@ def sampled_digest(root: Path, files: Iterable[Path]) -> str:
     """
     digest = hashlib.sha256()
     for file in sorted(files):
-        digest.update(f"{file.relative_to(root).as_posix()}\0{file.stat().st_size}\0".encode())
-        digest.update(_sample(file))
+        with naming(file, "read"):
+            digest.update(f"{file.relative_to(root).as_posix()}\0{file.stat().st_size}\0".encode())
+            digest.update(_sample(file))
     return digest.hexdigest()
 
 

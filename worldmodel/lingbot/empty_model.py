@@ -14,7 +14,7 @@ import torch
 from worldmodel.checkpoint.component import Checkpoint, Component
 from worldmodel.checkpoint.config_values import number
 from worldmodel.checkpoint.diffusers import open_checkpoint
-from worldmodel.checkpoint.errors import CheckpointError
+from worldmodel.checkpoint.errors import CheckpointError, naming
 from worldmodel.checkpoint.random_checkpoint import RandomCheckpoint, RandomComponent, is_random, parse_random
 from worldmodel.errors import LoadFailed
 from worldmodel.lingbot.camera import PACK
@@ -53,7 +53,8 @@ def open_any(checkpoint: Path | str) -> Checkpoint:
     """
     if not is_random(checkpoint):
         folder = Path(checkpoint)
-        return open_original(folder) if is_original_layout(folder) else open_checkpoint(folder)
+        with naming(folder, "read"):
+            return open_original(folder) if is_original_layout(folder) else open_checkpoint(folder)
     logger.warning("%s: RANDOM WEIGHTS, for benchmarks only: pictures will mean nothing", checkpoint)
     return random_checkpoint(*parse_random(checkpoint))
 

@@ -1,8 +1,8 @@
 """Camera paths from files: `poses.npy` and `intrinsics.npy` of a clip -> one pose a latent frame. Torch-free.
 
 Files must be regular, are bounded in size before a byte is parsed, and hold plain numbers only. Links are followed only
-for somebody who may read the files anyway, on the command line; what clients name is opened without. What a trajectory does in a session belongs to `reducer.py`: `trajectory_control` makes the control for
-it.
+for somebody who may read the files anyway, on the command line; what clients name is opened without. What a trajectory
+does in a session belongs to `reducer.py`: `trajectory_control` makes the control for it.
 """
 
 from __future__ import annotations

@@ -76,7 +76,9 @@ def test_the_demo_checkpoint_opens_with_all_its_components() -> None:
     assert set(checkpoint.components) == {"scheduler", "text_encoder", "tokenizer", "transformer", "vae"}
     vae = checkpoint.component("vae")
     expected = load_file(DEMO / "vae" / "diffusion_pytorch_model.safetensors")
-    assert vae.tensor_shapes() == {name: tuple(tensor.shape) for name, tensor in expected.items()}
+    assert {name: info.shape for name, info in vae.tensors.items()} == {
+        name: tuple(tensor.shape) for name, tensor in expected.items()
+    }
     assert vae.num_parameters == sum(tensor.numel() for tensor in expected.values())
     assert vae.config["z_dim"] == 16
     assert checkpoint.component("scheduler").config["flow_shift"] == 5.0
@@ -180,6 +182,33 @@ def test_missing_component_folder(folder: Path) -> None:
         open_checkpoint(folder)
 
 
+@pytest.mark.parametrize("name", ["../net", "/etc", ".", "..", "", "net/deeper", "n" * 256, "a\0b"])
+def test_components_lie_below_the_checkpoint(folder: Path, name: str) -> None:
+    (folder / "model_index.json").write_text(json.dumps({name: ["somewhere", "Small"]}))
+    with pytest.raises(CheckpointError, match="names components whose names are no plain ones: '"):
+        open_checkpoint(folder)
+
+
+@pytest.mark.parametrize("shard", ["", "..", "../a", "s" * 300, "a\0b"])
+def test_shards_have_plain_names(folder: Path, shard: str) -> None:
+    index = sharded(folder)
+    index.write_text(json.dumps({"weight_map": {"first.weight": shard}}))
+    with pytest.raises(CheckpointError, match="to file names in the same folder"):
+        _ = net(folder).tensors
+
+
+def test_what_the_system_refuses_is_one_sentence(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = net(folder)
+
+    def refuse(_: Path) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "is_file", refuse)
+    for read in (lambda: opened.tensors, lambda: opened.config):
+        with pytest.raises(CheckpointError, match=r"net: cannot be read \(Permission denied\)"):
+            read()
+
+
 def test_unknown_component(folder: Path) -> None:
     with pytest.raises(CheckpointError, match="has no component vae, only net"):
         open_checkpoint(folder).component("vae")
@@ -191,13 +220,13 @@ def test_component_without_config_or_weights(folder: Path) -> None:
     with pytest.raises(CheckpointError, match=r"has no config, expected one of config\.json"):
         _ = net(folder).config
     with pytest.raises(CheckpointError, match="has no weights, expected one of diffusion_pytorch_model"):
-        net(folder).tensor_shapes()
+        _ = net(folder).tensors
 
 
 def test_two_sets_of_weights_are_ambiguous(folder: Path) -> None:
     shutil.copy(folder / "net/model.safetensors", folder / "net/diffusion_pytorch_model.safetensors")
     with pytest.raises(CheckpointError, match="has several sets of weights"):
-        net(folder).tensor_shapes()
+        _ = net(folder).tensors
 
 
 def test_unknown_tensor(folder: Path) -> None:
@@ -215,7 +244,7 @@ def test_index_that_names_a_missing_shard(folder: Path) -> None:
     sharded(folder)
     (folder / "net/model-00002-of-00002.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"shards that do not exist: model-00002-of-00002\.safetensors"):
-        net(folder).tensor_shapes()
+        _ = net(folder).tensors
 
 
 def test_every_disagreement_of_index_and_shards_is_named_at_once(folder: Path) -> None:
@@ -234,7 +263,7 @@ def test_every_disagreement_of_index_and_shards_is_named_at_once(folder: Path) -
     }
     index.write_text(json.dumps(content))
     with pytest.raises(CheckpointError) as caught:
-        net(folder).tensor_shapes()
+        _ = net(folder).tensors
     first, second = shards
     assert caught.value.problems == (
         "1 tensors that no shard holds (ghost)",
@@ -273,7 +302,7 @@ def test_json_that_would_cost_too_much_or_mean_two_things(folder: Path, content:
 def test_index_with_a_bad_weight_map(folder: Path, weight_map: object) -> None:
     sharded(folder).write_text(json.dumps({"weight_map": weight_map}))
     with pytest.raises(CheckpointError, match="weight_map must map tensor names to file names in the same folder"):
-        net(folder).tensor_shapes()
+        _ = net(folder).tensors
 
 
 def test_digest_is_stable_and_sees_a_changed_weight_config_and_name(folder: Path) -> None:

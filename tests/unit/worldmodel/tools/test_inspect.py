@@ -129,6 +129,8 @@ def test_what_does_not_fit_is_shown_and_the_exit_code_is_1(tiny: Path, capsys: p
     ("arguments", "code", "message"),
     [
         (["nowhere"], 1, "checkpoint folder does not exist"),
+        (["n" * 300], 1, "cannot be read (File name too long)"),
+        (["random:lingbot-world-v2-tiny:99999999999999999999"], 1, "with a seed from 0 to 9007199254740991"),
         ([FULL, "--width", "100"], 2, "width must be a multiple of 16 pixels, got 100"),
         ([FULL, "--precision", "int4"], 2, "unknown precision 'int4'"),
     ],
