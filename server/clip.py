@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from server.app import start_message
-from server.clip_arguments import ClipFiles
+from server.clip_arguments import ClipFiles, partial_of
 from server.config import MediaSection, ServerConfig
 from server.console import LoadBar, follow_loading
 from server.generate import ClipChunk, GenerateJob, generate
@@ -81,7 +81,7 @@ async def _write_clip(worker: Worker, job: GenerateJob, info: ModelInfo, media: 
 
 
 def _open_writer(out: Path, info: ModelInfo, media: MediaSection, cleanup: ExitStack) -> _ClipWriter:
-    partial = out.with_name(f".{out.name}.partial")
+    partial = partial_of(out)
     cleanup.callback(partial.unlink, missing_ok=True)
     encoder = create_stream_encoder(StreamFormat.FMP4, width=info.width, height=info.height, fps=info.fps, media=media)
     cleanup.callback(encoder.close)
@@ -118,7 +118,7 @@ def _write_latents(path: Path, latents: list[npt.NDArray[np.generic]]) -> None:
     # Imported here: only this verb needs it, and the server itself has no tensors.
     from safetensors.numpy import save_file
 
-    partial = path.with_name(f".{path.name}.partial")
+    partial = partial_of(path)
     try:
         save_file({"latents": np.ascontiguousarray(np.concatenate(latents, axis=1))}, str(partial))
         os.replace(partial, path)

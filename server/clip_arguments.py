@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,18 +27,43 @@ class ClipFiles:
 
     def check(self) -> None:
         """Raise `ConfigError` if there is nothing to write, or a file cannot be written where it should be."""
-        paths = [path for path in (self.out, self.latents) if path is not None]
+        targets = {"--out": self.out, "--latents": self.latents}
+        paths = [path for path in targets.values() if path is not None]
         if not paths:
             raise ConfigError("expected --out or --latents, or nothing would be left of the clip")
-        for path in paths:
-            if not path.parent.is_dir():
-                raise ConfigError(f"{path}: the folder {path.parent} does not exist")
-            if path.is_dir():
-                raise ConfigError(f"{path}: expected the name of a file, got a folder")
-            if not os.access(path.parent, os.W_OK):
-                raise ConfigError(f"{path}: the folder {path.parent} is not writable")
+        for flag, path in targets.items():
+            if path is not None:
+                _check_target(flag, path)
         if len({path.resolve() for path in paths}) < len(paths):
             raise ConfigError(f"--out and --latents: expected two files, got {paths[0]} twice")
+
+
+def partial_of(path: Path) -> Path:
+    """Return the name that a file has until it is whole."""
+    return path.with_name(f".{path.name}.partial")
+
+
+def _check_target(flag: str, path: Path) -> None:
+    """Raise `ConfigError` if a file can't be made there. One is made to see it: nothing else tells for every disk."""
+    try:
+        problem = _problem_of(path)
+    except (OSError, ValueError) as error:
+        problem = f"cannot be written: {getattr(error, 'strerror', None) or error}"
+    if problem is not None:
+        raise ConfigError(f"{flag}: {path}: {problem}")
+
+
+def _problem_of(path: Path) -> str | None:
+    if path.is_dir():
+        return "expected the name of a file, got a folder"
+    if not path.parent.is_dir():
+        return f"the folder {path.parent} does not exist"
+    if path.exists() and not path.is_file():
+        return "expected a new or a regular file"
+    partial = partial_of(path)
+    partial.open("wb").close()
+    partial.unlink()
+    return None
 
 
 def check_seed(seed: int) -> None:

@@ -25,6 +25,7 @@ from worldmodel.lingbot.published import FULL
 from worldmodel.lingbot.sizes import TOKEN_SIDE_PX, official_size
 from worldmodel.lingbot.trajectory import (
     MEDIA_FRAMES_PER_LATENT_FRAME,
+    CameraClip,
     load_clip,
     num_latent_frames,
     resample,
@@ -53,7 +54,7 @@ def plan_with(wish: ClipWish, options: LingBotOptions, *, latent_frames_per_chun
     num_poses = wish.num_media_frames
     clip = None
     if wish.camera_folder is not None:
-        clip = load_clip(wish.camera_folder, follows_links=True)
+        clip = _load_clip(wish.camera_folder)
         num_poses = len(clip.poses_n44)
     count = num_latent_frames(wish.num_media_frames, num_poses, latent_frames_per_chunk)
     num_media_frames = MEDIA_FRAMES_PER_LATENT_FRAME * (count - 1) + 1
@@ -135,6 +136,14 @@ def _check_noise(count: int, chunk_frames: int) -> None:
             f"expected at most {MEDIA_FRAMES_PER_LATENT_FRAME * (longest - 1) + 1} with noise_layout "
             f"{NoiseLayout.OFFICIAL_WHOLE_CLIP.value!r}, got {MEDIA_FRAMES_PER_LATENT_FRAME * (count - 1) + 1}",
         )
+
+
+def _load_clip(folder: Path) -> CameraClip:
+    """Read the folder of a wish. Raises `RequestRefused` that names the folder, and the file in it if that is wrong."""
+    try:
+        return load_clip(folder, follows_links=True)
+    except RequestRefused as error:
+        raise _refusal("camera_folder", f"{folder}: {error.message.removeprefix('folder: ')}") from error
 
 
 def _check_length(wish: ClipWish, count: int, num_media_frames: int, num_poses: int, chunk_frames: int) -> None:

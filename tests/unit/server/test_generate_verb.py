@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import NoReturn
 
@@ -52,7 +53,8 @@ def arguments(tmp_path: Path) -> list[str]:
         ("--frames 100005", "--frames: expected at most 100000, got 100005"),
         ("--frames 45 --camera WALK", "--camera: expected at least 45 poses, one a frame, got 33"),
         ("--frames 33 --camera WALK --keys w", "--camera and --keys: expected one of them"),
-        ("--frames 33 --camera NONE", "folder: 'none' cannot be opened"),
+        ("--frames 33 --camera NONE", "--camera: {NONE}: 'none' cannot be opened: No such file"),
+        ("--frames 33 --camera BARE", "--camera: {BARE}: poses.npy: cannot be opened: No such file"),
         ("--frames 9 --keys w*4", "--keys: expected at most 3 latent frames, the whole clip, got 4"),
         ("--frames 9 --keys x", "--keys: key script, column 1: unknown key 'x'"),
         ("--frames 9 --size 100x96", "--size: expected a multiple of 16 pixels, got 100"),
@@ -63,10 +65,49 @@ def arguments(tmp_path: Path) -> list[str]:
 def test_a_wrong_call_ends_before_a_worker_starts(
     arguments: list[str], extra: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    places = {"WALK": str(tmp_path / "walk"), "NONE": str(tmp_path / "none")}
+    places = {"WALK": str(tmp_path / "walk"), "NONE": str(tmp_path / "none"), "BARE": str(tmp_path)}
     assert cli.main([*arguments, *(places.get(word, word) for word in extra.split())]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"worldserve: {text}")
+    assert line.startswith(f"worldserve: {text.format(**places)}")
+
+
+@pytest.mark.parametrize("flag", ["--out", "--latents"])
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        (".", "expected the name of a file, got a folder"),
+        ("none/x.mp4", "the folder {tmp_path}/none does not exist"),
+        ("image.png/x.mp4", "the folder {tmp_path}/image.png does not exist"),
+        ("pipe", "expected a new or a regular file"),
+        ("x" * 250, "cannot be written: File name too long"),
+    ],
+    ids=["folder", "no folder", "a file as folder", "pipe", "long name"],
+)
+def test_a_target_that_cannot_be_written_is_named_by_its_flag(
+    arguments: list[str], flag: str, path: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    target = tmp_path / path
+    assert cli.main([*arguments, "--frames", "9", flag, str(target)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"worldserve: {flag}: {target}: {text.format(tmp_path=tmp_path)}"
+
+
+def test_a_file_system_that_takes_no_files_is_noticed_before_a_worker_starts(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([*arguments, "--frames", "9", "--out", "/proc/x.mp4"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("worldserve: --out: /proc/x.mp4: ")
+
+
+def test_looking_whether_a_target_can_be_written_leaves_nothing(arguments: list[str], tmp_path: Path) -> None:
+    before = sorted(tmp_path.iterdir())
+    (tmp_path / "x.mp4").write_bytes(b"an earlier clip")
+    with pytest.raises(WorkerStarted):
+        cli.main([*arguments, "--frames", "9"])
+    assert sorted(tmp_path.iterdir()) == [*before, tmp_path / "x.mp4"]
+    assert (tmp_path / "x.mp4").read_bytes() == b"an earlier clip"
 
 
 @pytest.mark.parametrize(

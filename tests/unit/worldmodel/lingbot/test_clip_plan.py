@@ -179,7 +179,7 @@ def test_trimming_stretches_the_path_as_the_official_code_does(wish: ClipWish, t
 def test_paths_that_cannot_be_are_refused(wish: ClipWish, tmp_path: Path) -> None:
     short = write_path(tmp_path / "short", 8)
     refuse(replace(wish, camera_folder=short, trims=True), "camera_folder", "at least 9 poses, the first chunk, got 8")
-    refuse(replace(wish, camera_folder=tmp_path / "none"), "folder", "cannot be opened")
+    refuse(replace(wish, camera_folder=tmp_path / "none"), "camera_folder", "cannot be opened")
     long = write_path(tmp_path / "long", 33)
     limited = replace(wish, camera_folder=long, options={"max_trajectory_poses": 8})
     refuse(limited, "num_media_frames", r"at most 8 latent frames \(max_trajectory_poses\), these are 9")
