@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -80,6 +80,15 @@ async def refused(awaitable: Any) -> ServerError:
     with pytest.raises(ServerError) as caught:
         await awaitable
     return caught.value
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let other tasks run until something is true."""
+    for _ in range(1000):
+        if condition():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("it never came true")
 
 
 async def test_a_session_takes_its_place_with_its_first_step_and_gives_it_back_at_its_end() -> None:
@@ -241,14 +250,12 @@ async def test_actions_that_come_after_a_reset_answer_nobody(monkeypatch: pytest
         with monkeypatch.context() as patch:
             patch.setattr(it.worker, "tick", commit_first)
             left_behind = actor.submit(seen(1))
-            while actor.session.next_chunk_index == 0:
-                await asyncio.sleep(0)
+            await until(lambda: actor.session.next_chunk_index == 1)
         await actor.begin_reset()
         assert (await refused(left_behind.answer())).code is ErrorCode.SUPERSEDED
         it.worker.hold()
         waiting = actor.submit(seen(2))
-        while actor.session.in_flight is not waiting.call:
-            await asyncio.sleep(0)
+        await until(lambda: actor.session.in_flight is waiting.call)
         late.set()
         for _ in range(10):
             await asyncio.sleep(0)
