@@ -30,7 +30,8 @@ from worldmodel.dreamzero.adapter import DreamZeroAdapter
 from worldmodel.dreamzero.config import DreamZeroOptions, parse_options
 from worldmodel.dreamzero.embodiments import embodiment
 from worldmodel.dreamzero.layout import RANDOM_GAINS
-from worldmodel.dreamzero.published import TAG, Published, Scale, metadata_file, published
+from worldmodel.dreamzero.normalize import NormalizationMode
+from worldmodel.dreamzero.published import DIMS, TAG, Published, Scale, metadata_file, published
 from worldmodel.dreamzero.robot import Robot, read_robot
 from worldmodel.dreamzero.sizes import Sizes, read_sizes
 from worldmodel.dreamzero.training_config import TrainingConfig
@@ -151,7 +152,11 @@ def _robot(sizes: Sizes) -> Robot:
     problems: list[str] = []
     robot = read_robot(
         metadata_file(),
-        TrainingConfig(relative_action_keys=("joint_position",)),
+        TrainingConfig(
+            modes={f"{kind}.{key}": NormalizationMode.Q99 for kind in ("state", "action") for key in DIMS},
+            relative_action=True,
+            relative_action_keys=("joint_position",),
+        ),
         embodiment(TAG),
         state_width=sizes.transformer.state_dim,
         action_width=sizes.transformer.action_dim,

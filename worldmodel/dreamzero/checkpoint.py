@@ -113,7 +113,10 @@ def open_checkpoint(path: Path | str, *, tag: str, tokenizer: str | None, proble
     head = _head(read_json_object(folder / CONFIG_FILE), problems)
     metadata = read_json_object(folder / METADATA_FILE)
     training = read_training_config(folder / TRAINING_FILE, tag, problems)
-    sizes = read_sizes(head, problems)
+    # A list of its own: what other files lack is no reason to look no further into this one.
+    size_problems: list[str] = []
+    sizes = read_sizes(head, size_problems)
+    problems += size_problems
     if sizes is None:
         raise CheckpointError(str(folder), *problems)
     stored = {info.name: info for file in weight_files(folder) for info in file.tensors}

@@ -11,6 +11,8 @@ from enum import StrEnum
 
 TAG = "oxe_droid"
 CAMERA_WIDTH, CAMERA_HEIGHT = 320, 180
+DIMS = {"joint_position": 7, "gripper_position": 1}
+"""Numbers of each key of state and action."""
 
 
 class Scale(StrEnum):
@@ -95,9 +97,8 @@ def config_file(model: Published) -> dict[str, object]:
 
 def metadata_file() -> dict[str, object]:
     """Return the content of `experiment_cfg/metadata.json` of a made-up DROID robot."""
-    dims = {"joint_position": 7, "gripper_position": 1}
     modality = {"absolute": True, "rotation_type": None, "continuous": True}
-    numbers = {key: {"shape": [count], **modality} for key, count in dims.items()}
+    numbers = {key: {"shape": [count], **modality} for key, count in DIMS.items()}
     videos = ("exterior_image_1_left", "exterior_image_2_left", "wrist_image_left")
     resolution = [CAMERA_WIDTH, CAMERA_HEIGHT]
     statistics = {
@@ -109,7 +110,7 @@ def metadata_file() -> dict[str, object]:
             "q01": [-0.9] * count,
             "q99": [0.9] * count,
         }
-        for key, count in dims.items()
+        for key, count in DIMS.items()
     }
     entry = {
         "statistics": {"state": statistics, "action": statistics},
@@ -125,4 +126,10 @@ def metadata_file() -> dict[str, object]:
 
 def training_file() -> dict[str, object]:
     """Return the content of `experiment_cfg/conf.yaml`, of which JSON is a part."""
-    return {"eval_bf16": True, "relative_action": True, "relative_action_keys": ["joint_position"]}
+    names = (f"{kind}.{key}" for kind in ("state", "action") for key in DIMS)
+    return {
+        "eval_bf16": True,
+        "relative_action": True,
+        "relative_action_keys": ["joint_position"],
+        "normalization_modes": dict.fromkeys(names, "q99"),
+    }

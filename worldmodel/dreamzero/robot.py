@@ -198,24 +198,47 @@ class _Reader:
                 case _:
                     self._problems.append(f"metadata.json: modalities.{kind}.{key}.shape must be one number")
                     continue
-            mode = self._training.modes.get(f"{kind}.{key}", NormalizationMode.Q99)
+            dims = slice(start, start + num_dims)
+            start += num_dims
+            mode = self._mode(f"{kind}.{key}")
+            if mode is None:
+                continue
             where = f"metadata.json: statistics.{kind}.{key}"
             normalizer = read_normalizer(
                 statistics.get(key), mode, num_dims, where=where, problems=self._problems, num_rows=num_rows
             )
-            fields.append(Field(name=key, dims=slice(start, start + num_dims), normalizer=normalizer))
-            start += num_dims
-        if not fields or start > width:
+            fields.append(Field(name=key, dims=dims, normalizer=normalizer))
+        if not 1 <= start <= width:
             self._problems.append(f"metadata.json: {kind} has {start} numbers, expected 1 to {width}")
         return tuple(fields)
 
+    def _relative_names(self) -> tuple[str, ...]:
+        """Return the actions that are relative; that it is not said is a problem."""
+        training = self._training
+        if training.relative_action is None and training.was_read:
+            self._problems.append("conf.yaml: relative_action is missing: expected true or false")
+        if not training.relative_action:
+            return ()
+        if training.relative_action_keys is None:
+            self._problems.append("conf.yaml: relative_action is true, but relative_action_keys is missing")
+            return ()
+        return tuple(name.removeprefix("action.") for name in training.relative_action_keys)
+
+    def _mode(self, name: str) -> NormalizationMode | None:
+        """Return how a key is normalised; that it is not said is a problem."""
+        mode = self._training.modes.get(name)
+        if mode is None and self._training.was_read:
+            known = ", ".join(NormalizationMode)
+            self._problems.append(f"conf.yaml: normalization_modes does not name {name}: expected one of {known}")
+        return mode
+
     def relative(self, actions: tuple[Field, ...], states: tuple[Field, ...]) -> tuple[Field, ...]:
-        """Mark the actions that are relative to the state of the same name."""
-        if self._training.relative_action is False:
-            return actions
-        chosen = self._training.relative_action_keys
-        names = [action.name for action in actions if "joint" in action.name] if chosen is None else list(chosen)
-        names = [name.removeprefix("action.") for name in names]
+        """Mark the actions that are relative to the state of the same name.
+
+        The official code takes a missing `relative_action` for false; here it must be said, since a robot that adds
+        nothing to actions which were meant to be added, or the other way round, moves to a wrong place.
+        """
+        names = self._relative_names()
         by_name = {state.name: state for state in states}
         marked = []
         for action in actions:

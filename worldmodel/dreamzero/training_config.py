@@ -26,7 +26,7 @@ KeyPath = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingConfig:
-    """Settings that were found; None or empty where the file says nothing.
+    """Settings that were found; None or empty where the file says nothing. `was_read` is false if it could not say.
 
     `keys` has, for each of `KINDS`, the names in order, without their kind in front. `modes` maps ``state.name`` and
     ``action.name`` to how it is normalised. `view_size` is (height, width) of a camera's view.
@@ -37,24 +37,26 @@ class TrainingConfig:
     relative_action: bool | None = None
     relative_action_keys: tuple[str, ...] | None = None
     view_size: tuple[int, int] | None = None
+    was_read: bool = True
 
 
 def read_training_config(file: Path, tag: str, problems: list[str]) -> TrainingConfig:
-    """Read the settings of one embodiment. A missing file has none; appends to `problems` what contradicts itself."""
+    """Read the settings of one embodiment. Appends to `problems` if there is no such file, or it contradicts itself."""
     if not file.is_file():
-        return TrainingConfig()
+        problems.append(f"{file.parent.name}/{file.name} is missing: it says how actions and states are normalised")
+        return TrainingConfig(was_read=False)
     # Imported here, so that a model made without a checkpoint needs no YAML library.
     import yaml
 
     content = file.read_bytes()
     if len(content) > MAX_CONFIG_BYTES:
         problems.append(f"{file.name}: longer than {MAX_CONFIG_BYTES} bytes")
-        return TrainingConfig()
+        return TrainingConfig(was_read=False)
     try:
         tree = yaml.safe_load(content)
     except (yaml.YAMLError, RecursionError) as error:
         problems.append(f"{file.name}: is not valid YAML ({str(error).splitlines()[0]})")
-        return TrainingConfig()
+        return TrainingConfig(was_read=False)
     return _Finder(tree, tag, file.name, problems).read()
 
 

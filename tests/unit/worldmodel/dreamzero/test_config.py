@@ -131,7 +131,8 @@ def test_contradictions_are_problems(tmp_path: Path, content: Any, problem: str)
     assert problem in problems[0]
 
 
-def test_a_missing_file_says_nothing(tmp_path: Path) -> None:
+def test_a_missing_file_is_a_problem(tmp_path: Path) -> None:
     problems: list[str] = []
-    assert read_training_config(tmp_path / "conf.yaml", "yam", problems) == TrainingConfig()
-    assert not problems
+    config = read_training_config(tmp_path / "experiment_cfg" / "conf.yaml", "yam", problems)
+    assert config == TrainingConfig(was_read=False)
+    assert problems == ["experiment_cfg/conf.yaml is missing: it says how actions and states are normalised"]

@@ -161,15 +161,33 @@ def metadata(tag: str, cameras: list[str], states: dict[str, int], actions: dict
     }
 
 
-def read(content: dict[str, Any], training: TrainingConfig, tag: str, problems: list[str]) -> Robot | None:
+def training(content: dict[str, Any], tag: str, **settings: Any) -> TrainingConfig:
+    """Say everything that must be said: all keys are normalised by quantiles, joints are relative."""
+    modalities = content.get(tag, content)["modalities"]
+    names = [f"{kind}.{key}" for kind in ("state", "action") for key in modalities[kind]]
+    said = {
+        "modes": dict.fromkeys(names, NormalizationMode.Q99),
+        "relative_action": True,
+        "relative_action_keys": tuple(key for key in modalities["action"] if "joint" in key),
+    }
+    return TrainingConfig(**said | settings)
+
+
+def read(content: dict[str, Any], tag: str, problems: list[str], **settings: Any) -> Robot | None:
     return read_robot(
-        content, training, embodiment(tag), state_width=64, action_width=32, action_rows=24, problems=problems
+        content,
+        training(content, tag, **settings),
+        embodiment(tag),
+        state_width=64,
+        action_width=32,
+        action_rows=24,
+        problems=problems,
     )
 
 
-def robot(tag: str, training: TrainingConfig, content: dict[str, Any]) -> Robot:
+def robot(tag: str, content: dict[str, Any], **settings: Any) -> Robot:
     problems: list[str] = []
-    found = read(content, training, tag, problems)
+    found = read(content, tag, problems, **settings)
     assert found is not None, problems
     return found
 
@@ -180,7 +198,7 @@ AGIBOT_ACTIONS = {"left_arm_joint_position": 7, "right_arm_joint_position": 7, "
 
 def test_a_robot_with_many_keys_reads_them_in_the_order_of_its_metadata() -> None:
     content = metadata("agibot", ["head", "hand_left", "hand_right"], AGIBOT_STATES, AGIBOT_ACTIONS)
-    agibot = robot("agibot", TrainingConfig(), content)
+    agibot = robot("agibot", content)
     assert agibot.cameras == ("observation/head", "observation/hand_left", "observation/hand_right")
     info = agibot.info(24)
     assert [state.num_dims for state in info.states] == [7, 7, 1, 2]
@@ -196,7 +214,7 @@ def test_every_embodiment_reads_a_request(tag: str) -> None:
     entry = embodiment(tag)
     cameras = ["a", "b", "c"] if entry.cameras is None else [key for key, _ in entry.cameras]
     dims = {"joint_position": 7, "gripper_position": 1}
-    one = robot(tag, TrainingConfig(), metadata(tag, cameras, dims, dims))
+    one = robot(tag, metadata(tag, cameras, dims, dims))
     arrays = {key: np.full((6, 8, 3), 10 * (number + 1), np.uint8) for number, key in enumerate(one.cameras)}
     observation = ObservationReader(one, height=4, width=8).read(arrays, ())
     picture = observation.pictures_THW3
@@ -221,20 +239,20 @@ def test_templates_tell_which_camera_is_where() -> None:
 def test_a_file_of_one_robot_is_not_taken_for_another() -> None:
     dims = {"joint_position": 7, "gripper_position": 1}
     content = metadata("yam", ["a"], dims, dims)["yam"] | {"embodiment_tag": "yam"}
-    assert robot("yam", TrainingConfig(), content).cameras == ("observation/a",)
+    assert robot("yam", content).cameras == ("observation/a",)
     problems: list[str] = []
-    assert read(content, TrainingConfig(), "agibot", problems) is None
+    assert read(content, "agibot", problems) is None
     assert problems == ["metadata.json: no statistics of agibot, only of yam"]
 
 
 def test_relative_actions_can_be_off_and_must_have_a_state() -> None:
     dims = {"joint_position": 7, "gripper_position": 1}
     content = metadata("yam", ["a"], dims, dims)
-    off = robot("yam", TrainingConfig(relative_action=False), content)
+    off = robot("yam", content, relative_action=False)
     assert all(action.relative_to is None for action in off.actions)
     problems: list[str] = []
     content = metadata("yam", ["a"], {"gripper_position": 1}, dims)
-    assert read(content, TrainingConfig(), "yam", problems) is None
+    assert read(content, "yam", problems) is None
     assert problems == ["relative action joint_position needs a state of its name and 7 numbers"]
 
 
@@ -243,6 +261,29 @@ def test_statistics_by_row_reach_the_actions() -> None:
     content = metadata("yam", ["a"], dims, dims)
     rows = np.arange(24.0)[:, None]
     content["yam"]["statistics"]["action"]["joint_position"] = {"q01": (rows - 1).tolist(), "q99": (rows + 1).tolist()}
-    one = robot("yam", TrainingConfig(), content)
+    one = robot("yam", content)
     actions = one.absolute_actions(np.zeros((24, 32), np.float32), np.array([100.0, 0.0]))
     np.testing.assert_allclose(actions[:, 0], 100 + np.arange(24))
+
+
+def test_nothing_is_taken_for_granted_about_actions() -> None:
+    dims = {"joint_position": 7, "gripper_position": 1}
+    content = metadata("yam", ["a"], dims, dims)
+
+    def problems_of(**settings: Any) -> list[str]:
+        problems: list[str] = []
+        assert read(content, "yam", problems, **settings) is None
+        return problems
+
+    known = "expected one of q99, min_max, mean_std, scale, binary"
+    modes = {f"{kind}.{key}": NormalizationMode.Q99 for kind, key in (("state", "joint_position"), ("action", "x"))}
+    assert problems_of(modes=modes, relative_action=None) == [
+        f"conf.yaml: normalization_modes does not name state.gripper_position: {known}",
+        f"conf.yaml: normalization_modes does not name action.joint_position: {known}",
+        f"conf.yaml: normalization_modes does not name action.gripper_position: {known}",
+        "conf.yaml: relative_action is missing: expected true or false",
+    ]
+    assert problems_of(relative_action_keys=None) == [
+        "conf.yaml: relative_action is true, but relative_action_keys is missing"
+    ]
+    assert all(action.relative_to is None for action in robot("yam", content, relative_action_keys=()).actions)

@@ -82,6 +82,24 @@ def test_a_folder_that_is_none_and_a_tokenizer_that_is_missing(tmp_path: Path) -
         load(folder, DreamZeroOptions(tokenizer=str(tmp_path / "elsewhere")))
 
 
+def test_without_its_training_configuration_a_checkpoint_is_not_served(tmp_path: Path) -> None:
+    metadata = {"oxe_droid": json.loads(json.dumps(manifest()["metadata_json_example"]))}
+    metadata["oxe_droid"]["modalities"]["video"]["wrist_image_left"]["resolution"] = [32]
+    folder = write_checkpoint(tmp_path, metadata=metadata)
+    (folder / "experiment_cfg/conf.yaml").unlink()
+    with pytest.raises(CheckpointError) as caught:
+        read_checkpoint(str(folder), OPTIONS)
+    assert "experiment_cfg/conf.yaml is missing" in str(caught.value)
+    assert "wrist_image_left.resolution" in str(caught.value)
+    assert "normalization" not in str(caught.value)
+    training = training_config()
+    del training["relative_action"], training["transforms"]["oxe_droid"]["transforms"][1]
+    with pytest.raises(CheckpointError) as caught:
+        read_checkpoint(str(write_checkpoint(tmp_path, training=training)), OPTIONS)
+    assert "relative_action is missing" in str(caught.value)
+    assert "normalization_modes does not name action.gripper_position" in str(caught.value)
+
+
 def test_another_robot_needs_its_statistics(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path)
     with pytest.raises(CheckpointError, match="no statistics of agibot, only of oxe_droid"):
@@ -99,7 +117,9 @@ def test_a_picture_of_another_size_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_picture_of_another_size_is_refused_where_the_training_run_is_silent(tmp_path: Path) -> None:
-    start = start_worker(write_checkpoint(tmp_path, training={"relative_action": True}))
+    training = training_config()
+    del training["transforms"]["oxe_droid"]["transforms"][0]
+    start = start_worker(write_checkpoint(tmp_path, training=training))
     for changes, problem in (
         ({"width": 128}, "has 16 tokens, the checkpoint is for 8"),
         ({"height": 24}, "multiple of 16, got 24"),
