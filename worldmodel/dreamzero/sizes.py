@@ -75,6 +75,7 @@ def read_sizes(head: Mapping[str, object], problems: list[str]) -> Sizes | None:
     text = _text_encoder(_table(head, "text_encoder_cfg", problems), problems)
     frames = _integer(head, "num_frames", 33, problems)
     horizon = _integer(head, "action_horizon", None, problems)
+    frame_tokens = None if network.get("frame_seqlen") is None else _integer(network, "frame_seqlen", None, problems)
     picture_size = _picture_size(head, problems)
     final_noise = _final_noise(head, problems)
     if frames % FRAME_GROUP != 1:
@@ -88,7 +89,6 @@ def read_sizes(head: Mapping[str, object], problems: list[str]) -> Sizes | None:
     ):
         if got != expected:
             problems.append(f"{name} is {got}, but the transformer has {expected}")
-    frame_tokens = network.get("frame_seqlen")
     return Sizes(
         transformer=transformer,
         vae=vae,
@@ -97,7 +97,7 @@ def read_sizes(head: Mapping[str, object], problems: list[str]) -> Sizes | None:
         text_encoder=text,
         condition_latent_frames=1 + (frames - 1) // FRAME_GROUP,
         action_horizon=horizon,
-        frame_tokens=frame_tokens if isinstance(frame_tokens, int) else None,
+        frame_tokens=frame_tokens,
         picture_size=picture_size,
         final_noise=final_noise,
     )

@@ -100,6 +100,13 @@ def test_without_its_training_configuration_a_checkpoint_is_not_served(tmp_path:
     assert "normalization_modes does not name action.gripper_position" in str(caught.value)
 
 
+@pytest.mark.parametrize("tokens", [8.0, "8", 0, True])
+def test_a_number_of_tokens_that_is_none_is_refused(tmp_path: Path, tokens: object) -> None:
+    network = tiny_config()["action_head_cfg"]["config"]["diffusion_model_cfg"] | {"frame_seqlen": tokens}
+    with pytest.raises(CheckpointError, match=f"frame_seqlen: expected an integer from 1 up, got {tokens!r}"):
+        read_checkpoint(str(write_checkpoint(tmp_path, diffusion_model_cfg=network)), OPTIONS)
+
+
 def test_another_robot_needs_its_statistics(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path)
     with pytest.raises(CheckpointError, match="no statistics of agibot, only of oxe_droid"):
