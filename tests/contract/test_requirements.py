@@ -22,6 +22,12 @@ def test_what_is_imported_is_named() -> None:
     assert _imported() - named == set()
 
 
+def test_a_worker_installs_nothing_that_it_does_not_import() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    # The tokenizer library reads some tokenizers with it.
+    assert set(project["optional-dependencies"]["model"]) - _imported() == {"sentencepiece"}
+
+
 def _imported() -> set[str]:
     """Return the distributions whose modules our packages import, at the top of a file or inside it."""
     modules: set[str] = set()
