@@ -486,12 +486,12 @@ def _parse_text(text: str, kind: type, name: str, origin: str) -> object:
         return [part.strip() for part in text.split(",") if part.strip()]
     if form is bool:
         if text.lower() not in ("true", "false"):
-            raise ConfigError(f"{origin}: expected true or false, got {text!r}")
+            raise ConfigError(f"{origin}: expected true or false, got {text[:80]!r}")
         return text.lower() == "true"
     try:
         return form(text) if form is not None else text
     except ValueError as error:
-        raise ConfigError(f"{origin}: expected {form.__name__ if form else 'text'}, got {text!r}") from error
+        raise ConfigError(f"{origin}: expected {form.__name__ if form else 'text'}, got {text[:80]!r}") from error
 
 
 def _nearest(name: str, known: list[str] | tuple[str, ...]) -> str:

@@ -93,6 +93,8 @@ def test_bad_file_names_the_key(write, text: str, message: str):
         ({}, {"server.port": "70000"}, r"^--server.port: server.port: expected 0 to 65535, got 70000"),
         ({"WORLDSERVE_MEDIA_CRF": "99"}, {}, r"^WORLDSERVE_MEDIA_CRF: media.crf: expected 1 to 51, got 99"),
         ({}, {"session.allow_latents": "1"}, r"--session.allow-latents: expected true or false, got '1'"),
+        ({}, {"server.port": "9" * 5000}, r"^--server.port: expected int, got '9{80}'$"),
+        ({}, {"session.allow_latents": "1" * 500}, r"^--session.allow-latents: .* got '1{80}'$"),
     ],
 )
 def test_bad_override_names_where_it_came_from(write, environment, flags, message: str):
