@@ -254,7 +254,7 @@ class SessionActor:
 
     def watch(self, spectator: Spectator) -> None:
         """Let a spectator see what comes from now on. Raises `ServerError`; then nothing has changed."""
-        if self.session.phase in (Phase.CLOSING, Phase.CLOSED):
+        if self.session.phase in (Phase.CLOSING, Phase.CLOSED, Phase.CLEANUP_FAILED):
             raise BadInput(ErrorCode.BAD_STATE, f"nobody can join while the session is {self.session.phase}")
         self._audience.require_room()
         spectator.open_watch(self, self._encoder.new_epoch())

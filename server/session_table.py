@@ -16,7 +16,7 @@ from server.admission import Admission, Place, PositionFn
 from server.clock import Clock, wait_until
 from server.config import ServerConfig
 from server.endings import EVICTED, LOST, Ending, Endings, lost
-from server.errors import ErrorCode, ServerError, Unavailable, UnknownId, from_worker
+from server.errors import BadInput, ErrorCode, ServerError, Unavailable, UnknownId, from_worker
 from server.ids import ResumeToken, WatchToken, new_resume_token, new_session_id, new_watch_token
 from server.logs import about
 from server.media.encoder import EncoderFailed
@@ -382,7 +382,7 @@ class SessionTable:
     def resume(self, token: str, owner: str | None) -> SessionActor:
         """Find the session of a resume token. A session whose world died with its worker is ended instead.
 
-        Raises `UnknownId`, or `Unavailable` while the server stops.
+        Raises `UnknownId`, `BadInput` for one that could not be released, or `Unavailable` while the server stops.
         """
         if self._is_stopping:
             raise _shutting_down()
@@ -391,6 +391,9 @@ class SessionTable:
             if actor.lost_reason is not None and actor.session.phase in (Phase.FAILED, Phase.CLOSING):
                 actor.begin_close(LOST)
                 raise lost(actor.lost_reason)
+            if actor.session.phase is Phase.CLEANUP_FAILED:
+                text = "the session is over and the worker did not release it; delete it by its id, or start a new one"
+                raise BadInput(ErrorCode.BAD_STATE, text, field="resume_token")
             if actor.session.phase not in (Phase.CLOSING, Phase.CLOSED):
                 return actor
         raise self._endings.refusal(token, owner)

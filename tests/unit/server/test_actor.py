@@ -13,7 +13,7 @@ from server.encoding import ChunkEncoder
 from server.recording import SessionRecording
 from server.session import Phase
 from tests.support.contract_client import loop_serving
-from tests.support.contract_worker import ContractWorker
+from tests.support.contract_worker import ContractWorker, Fate
 from tests.support.server_worker import model_info
 from tests.support.virtual_time import run_virtual, settle
 
@@ -78,5 +78,37 @@ def test_a_session_whose_memory_cannot_be_freed_is_gone_all_the_same(
             assert server.table.all() == ()
             assert server.table.has_ended(client.ledger.session_id, None)
             assert "KeyError: 'a bug'" in caplog.text
+
+    run_virtual(main())
+
+
+# ---------------------------------------------------------------- tombstones
+
+
+def test_a_session_that_was_not_released_is_neither_resumed_nor_watched() -> None:
+    async def main() -> None:
+        worker = ContractWorker(model_info(width=2, height=2, capacity_sessions=1))
+        async with loop_serving(worker) as server:
+            owner = await server.started()
+            await owner.chunks(1)
+            actor = server.table.find(owner.ledger.session_id, None)
+            worker.request_fates.append(Fate.UNKNOWN)
+            owner.send("session.close")
+            await owner.expect("session.state", state="cleanup_failed")
+            back, spectator = server.client(owner.ledger), server.client()
+            back.resume()
+            error = await back.expect("error")
+            assert (error["code"], error["field"], error["fatal"]) == ("bad_state", "resume_token", False)
+            spectator.send("session.watch", protocol=1, watch_token=owner.ledger.watch_token)
+            assert (await spectator.expect("error"))["code"] == "bad_state"
+            assert (actor.session.epoch, actor.num_watchers) == (1, 0)
+            await owner.leave()
+            back.resume()
+            await back.until(lambda: sum(it["type"] == "error" for it in back.messages) == 2)
+            assert actor.session.phase is Phase.CLEANUP_FAILED
+            await actor.begin_close("deleted")
+            assert server.table.all() == ()
+            back.start()
+            await back.expect("session.started")
 
     run_virtual(main())
