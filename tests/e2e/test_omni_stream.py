@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -544,3 +545,28 @@ async def test_shutting_down_says_so_and_names_what_was_dropped() -> None:
         assert (done["stopped"], done["dropped_event_ids"]) == (True, ["e"])
         assert await socket.closed() == 1012
         go(server)
+
+
+async def test_clients_that_vanish_at_any_moment_leave_nothing() -> None:
+    rng = random.Random(7)
+    async with serving(ScriptedWorker(model_info(capacity_sessions=2))) as server:
+        for _ in range(8):
+            crowd = [await OmniSocket.open(server.url) for _ in range(3)]
+            for socket in crowd:
+                await socket.send_start(**rng.choice([{}, {"num_frames": 21}, {"streaming_buffer_seconds": 1.25}]))
+                await socket.interact({"prompt": "rain"}, "e")
+            for socket in crowd[: rng.randrange(3)]:
+                await socket.receive()
+            rng.shuffle(crowd)
+            for socket in crowd:
+                if rng.random() < 0.3:
+                    await socket.send("session.stop")
+                socket.connection.transport.abort()
+            for socket in crowd:
+                await socket.connection.wait_closed()
+        table = server.context.table
+        await server.until(lambda: not (table.all() or table.num_resident or table.num_waiting))
+        assert not server.worker.sessions
+        last = await connect(server)
+        await last.start(num_frames=21)
+        assert (await last.expect("session.done"))["chunks"] == 2
