@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,6 +24,8 @@ Progress = Callable[[float, str], None]
 _FLOATING = ("F64", "F32", "F16", "BF16")
 _MAX_NAMES = 20
 """Names per finding in an error's text; the log has all of them."""
+
+_PLURALS = re.compile(r"\b(tensor|shape|type)s\b")
 
 logger = logging.getLogger(__name__)
 
@@ -137,12 +140,13 @@ def _fits(info: TensorInfo, dtype: torch.dtype) -> bool:
 
 
 def listing(title: str, names: list[str]) -> str:
-    """Say what was found with the names of the tensors, cut where they are too many for a sentence."""
+    """Say what was found, `title` being a plural, with the names, cut where they are too many for a sentence."""
     shown = ", ".join(names[:_MAX_NAMES])
     rest = ""
     if len(names) > _MAX_NAMES:
         rest = f" and {len(names) - _MAX_NAMES} more"
         logger.error("%d %s: %s", len(names), title, ", ".join(names))
+    title = _PLURALS.sub(r"\1", title, count=1) if len(names) == 1 else title
     return f"{len(names)} {title} ({shown}{rest})"
 
 

@@ -31,6 +31,7 @@ MEMORY_FRACTION = 0.9
 """The default of `kvcache.gpu_memory_fraction`."""
 
 MAX_SESSIONS = 64
+"""Sessions are not counted further."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +48,10 @@ class ComponentFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardCapacity:
-    """Sessions that fit on a card, and what one session leaves free of what may be used (0 if it does not fit)."""
+    """Sessions that fit on a card, counted up to `MAX_SESSIONS`, and what one session leaves free of what may be used.
+
+    `spare_bytes` is 0 if none fits.
+    """
 
     card_gb: float
     sessions: int

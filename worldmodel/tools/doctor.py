@@ -20,6 +20,7 @@ import msgspec
 
 from worldmodel.errors import WorldModelError
 from worldmodel.messages import StartWorker
+from worldmodel.tools.amounts import bytes_text
 
 MIN_TORCH = (2, 6)
 MIN_CAPABILITY = (8, 0)
@@ -137,24 +138,24 @@ def _check_checkpoint(start: StartWorker, *, has_device: bool) -> Generator[Chec
 def _check_device_memory(start: StartWorker, needs: Needs) -> Iterator[Check]:
     import torch
 
-    expected = f"{_gb(needs.device_bytes)} for weights and one session"
+    expected = f"{bytes_text(needs.device_bytes)} for weights and one session"
     if torch.device(start.device).type != "cuda":
         yield _memory_check("memory for the model", expected, _available_bytes(), needs.device_bytes)
         return
     free_bytes, total_bytes = torch.cuda.mem_get_info(start.device)
     status = Status.OK if free_bytes >= needs.device_bytes else Status.FAIL
-    found = f"{_gb(free_bytes)} free of {_gb(total_bytes)}"
+    found = f"{bytes_text(free_bytes)} free of {bytes_text(total_bytes)}"
     yield Check(status=status, name="device memory", expected=expected, found=found)
 
 
 def _check_host_memory(needs: Needs) -> Check:
-    expected = f"{_gb(needs.host_bytes)} for loading and the text encoder"
+    expected = f"{bytes_text(needs.host_bytes)} for loading and the text encoder"
     return _memory_check("host memory", expected, _available_bytes(), needs.host_bytes)
 
 
 def _memory_check(name: str, expected: str, available_bytes: int, wanted_bytes: int) -> Check:
     status = Status.OK if available_bytes >= wanted_bytes else Status.FAIL
-    return Check(status=status, name=name, expected=expected, found=f"{_gb(available_bytes)} available")
+    return Check(status=status, name=name, expected=expected, found=f"{bytes_text(available_bytes)} available")
 
 
 def _available_bytes() -> int:
@@ -165,13 +166,13 @@ def _available_bytes() -> int:
 
 def _check_locked_memory(needs: Needs) -> Check:
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    found = "no limit" if limit == resource.RLIM_INFINITY else f"limit of {_gb(limit)}"
+    found = "no limit" if limit == resource.RLIM_INFINITY else f"limit of {bytes_text(limit)}"
     if needs.locked_bytes == 0:
         return Check(status=Status.OK, name="memlock", expected="nothing is page-locked for long", found=found)
     is_enough = limit == resource.RLIM_INFINITY or limit >= needs.locked_bytes
     # The CUDA driver locks pages on its own account on most systems, so that a low limit need not matter.
     status = Status.OK if is_enough else Status.WARN
-    expected = f"{_gb(needs.locked_bytes)} for the streamed text encoder"
+    expected = f"{bytes_text(needs.locked_bytes)} for the streamed text encoder"
     return Check(status=status, name="memlock", expected=expected, found=found)
 
 
@@ -183,10 +184,6 @@ def _check_kernels(device: str) -> Iterator[Check]:
         found = "installed" if is_there else "not installed: the plain path is used unless the configuration names it"
         status = Status.OK if is_there else Status.WARN
         yield Check(status=status, name=purpose, expected=f"module {module}", found=found)
-
-
-def _gb(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.1f} GB"
 
 
 if __name__ == "__main__":

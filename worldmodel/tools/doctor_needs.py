@@ -10,6 +10,7 @@ from worldmodel.dreamzero.weights import check_tensors, empty_modules, read_chec
 from worldmodel.lingbot.config import LingBotOptions
 from worldmodel.lingbot.inspection import CONTEXT_BYTES, Inspection, inspect_checkpoint
 from worldmodel.messages import StartWorker
+from worldmodel.tools.amounts import bytes_text, parameters_text
 from worldmodel.tools.doctor import STAGING_BYTES, Needs
 from worldmodel.wan.text_encoder import TextPlacement
 
@@ -38,7 +39,7 @@ def _dreamzero(start: StartWorker) -> tuple[str, tuple[str, ...], Needs | None]:
     tensors = [info for stored in checkpoint.tensors.values() for info in stored.values()]
     parameters = sum(info.num_elements for info in tensors)
     stored_bytes = sum(info.num_bytes for info in tensors)
-    return f"{checkpoint.name}: {parameters / 1e9:.2f} billion parameters, {stored_bytes / 1e9:.1f} GB", (), None
+    return f"{checkpoint.name}: {parameters_text(parameters)}, {bytes_text(stored_bytes)}", (), None
 
 
 def _lingbot(start: StartWorker, device: torch.device | None) -> tuple[str, tuple[str, ...], Needs | None]:
@@ -59,7 +60,8 @@ def _lingbot(start: StartWorker, device: torch.device | None) -> tuple[str, tupl
 def _describe(found: Inspection) -> str:
     parameters = sum(part.num_parameters for part in found.components)
     stored = sum(part.num_bytes for part in found.components)
-    return f"{found.checkpoint}: {parameters / 1e9:.2f} billion parameters, {stored / 1e9:.1f} GB"
+    size = bytes_text(stored) if stored else "made up, not stored"
+    return f"{found.checkpoint}: {parameters_text(parameters)}, {size}"
 
 
 def _needs(found: Inspection, *, is_cuda: bool) -> Needs:

@@ -13,10 +13,14 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Column, Table
 
 from worldmodel.errors import WorldModelError
-from worldmodel.lingbot.inspection import CARDS_GB, Inspection, inspect_checkpoint
+from worldmodel.lingbot.inspection import CARDS_GB, MAX_SESSIONS, Inspection, inspect_checkpoint
+from worldmodel.tools.amounts import bytes_text
+
+MAX_CARD_GB = 1e6
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -64,46 +68,53 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _gigabytes(text: str) -> tuple[float, ...]:
-    cards = tuple(float(part) for part in text.split(","))
-    if not all(0 < card < 1e6 for card in cards):
-        raise ValueError(text)
+    try:
+        cards = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        cards = (0.0,)
+    if not all(0 < card < MAX_CARD_GB for card in cards):
+        raise argparse.ArgumentTypeError(
+            f"expected numbers of GB above 0 with commas between them, such as 24,80, got {text[:40]!r}"
+        )
     return cards
 
 
 def show(found: Inspection, console: Console) -> None:
-    """Print the inspection as tables."""
-    console.print(f"[bold]{found.checkpoint}[/bold]  digest {found.digest[:16]}", highlight=False)
-    parts = Table("component", "class", "stored as", *_right("tensors", "parameters", "bytes"), title="components")
+    """Print the inspection as tables. Names are folded where there is little room, numbers never."""
+    console.print(
+        f"[bold]{escape(found.checkpoint)}[/bold]  digest {found.digest[:16]}", highlight=False, soft_wrap=True
+    )
+    texts = (Column(title, overflow="fold") for title in ("component", "class", "stored as"))
+    parts = Table(*texts, *_right("tensors", "parameters", "bytes"), title="components")
     for part in found.components:
         dtypes = ", ".join(f"{word}" for word in part.dtypes) or "-"
-        cells = (f"{part.num_tensors:,}", f"{part.num_parameters:,}", _size(part.num_bytes))
+        cells = (f"{part.num_tensors:,}", f"{part.num_parameters:,}", bytes_text(part.num_bytes, digits=2))
         parts.add_row(part.name, part.class_name, dtypes, *cells)
     console.print(parts)
     console.print(_pairs("geometry", {key.replace("_", " "): str(value) for key, value in found.geometry.items()}))
-    memory = {key.removesuffix("_bytes").replace("_", " "): _size(value) for key, value in found.memory.items()}
+    memory = {
+        key.removesuffix("_bytes").replace("_", " "): bytes_text(value, digits=2) for key, value in found.memory.items()
+    }
     console.print(_pairs(f"memory at {found.width}x{found.height}, {found.precision}", memory))
     cards = Table(*_right("card GB", "sessions", "free after one"), title="capacity")
     for card in found.capacity:
-        spare = "does not fit" if card.sessions == 0 else _size(card.spare_bytes)
-        cards.add_row(f"{card.card_gb:g}", str(card.sessions), spare)
+        spare = "does not fit" if card.sessions == 0 else bytes_text(card.spare_bytes, digits=2)
+        sessions = f"{card.sessions} or more" if card.sessions >= MAX_SESSIONS else str(card.sessions)
+        cards.add_row(f"{card.card_gb:g}", sessions, spare)
     console.print(cards)
     for problem in found.problems:
-        console.print(f"[red]cannot be served:[/red] {problem}", highlight=False)
+        console.print(f"[red]cannot be served:[/red] {escape(problem)}", highlight=False, soft_wrap=True)
 
 
 def _right(*titles: str) -> list[Column]:
-    return [Column(title, justify="right") for title in titles]
+    return [Column(title, justify="right", no_wrap=True) for title in titles]
 
 
 def _pairs(title: str, values: dict[str, str]) -> Table:
-    table = Table(title=title, show_header=False)
+    table = Table(Column(no_wrap=True), Column(overflow="fold"), title=title, show_header=False)
     for key, value in values.items():
         table.add_row(key, value)
     return table
-
-
-def _size(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:.2f} MB"
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from worldmodel.catalog import resolve
 from worldmodel.checkpoint.errors import CheckpointError
 from worldmodel.checkpoint.plan import MAX_SEED, CheckpointPlan, PlanRequest
+from worldmodel.tools.amounts import bytes_text
 
 PLANNERS: dict[str, str] = {
     "lingbot-world-v2": "worldmodel.lingbot.layout:plan_for",
@@ -47,7 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except CheckpointError as error:
         print(f"make-checkpoint: {error}", file=sys.stderr)
         return 1
-    print(f"{arguments.out}: {plan.num_parameters:,} parameters, {plan.num_bytes / 1e9:.2f} GB (random weights)")
+    size = bytes_text(plan.num_bytes, digits=2)
+    print(f"{arguments.out}: {plan.num_parameters:,} parameters, {size} (random weights)")
     return 0
 
 
@@ -76,8 +78,12 @@ def _show(plan: CheckpointPlan) -> None:
     for path in sorted(plan.json_files):
         print(f"{'':>14}  {path}")
     for file in plan.tensor_files:
-        print(f"{file.num_bytes:>14}  {file.path}  ({len(file.tensors)} tensors)")
+        print(f"{file.num_bytes:>14}  {file.path}  ({_count(len(file.tensors), 'tensor')})")
     print(f"{plan.num_bytes:>14}  bytes of {plan.num_parameters} parameters")
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
 
 
 def _write(plan: CheckpointPlan, out: Path, seed: int, console: Console) -> None:

@@ -138,10 +138,10 @@ def test_every_misfit_is_named_in_one_error_and_nothing_is_loaded(folder: Path) 
     with pytest.raises(CheckpointError) as caught:
         net(folder).load_into(module, dtype=torch.float32)
     text = str(caught.value)
-    assert "1 missing tensors (first.bias)" in text
-    assert "1 extra tensors (third.weight)" in text
-    assert "1 wrong shapes (second.weight [4, 2] instead of [2, 4])" in text
-    assert "1 wrong types (first.weight I8 for torch.float32)" in text
+    assert "1 missing tensor (first.bias)" in text
+    assert "1 extra tensor (third.weight)" in text
+    assert "1 wrong shape (second.weight [4, 2] instead of [2, 4])" in text
+    assert "1 wrong type (first.weight I8 for torch.float32)" in text
     assert len(caught.value.problems) == 4
     assert all(torch.equal(module.state_dict()[name], tensor) for name, tensor in before.items())
 
@@ -266,10 +266,10 @@ def test_every_disagreement_of_index_and_shards_is_named_at_once(folder: Path) -
         _ = net(folder).tensors
     first, second = shards
     assert caught.value.problems == (
-        "1 tensors that no shard holds (ghost)",
-        f"1 tensors that the index lacks (steps in {second})",
-        f"1 tensors in another shard than the index says (second.weight in {first} instead of {second})",
-        f"1 tensors in several shards (first.bias in {first} and {second})",
+        "1 tensor that no shard holds (ghost)",
+        f"1 tensor that the index lacks (steps in {second})",
+        f"1 tensor in another shard than the index says (second.weight in {first} instead of {second})",
+        f"1 tensor in several shards (first.bias in {first} and {second})",
     )
 
 

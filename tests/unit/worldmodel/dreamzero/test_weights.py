@@ -40,9 +40,9 @@ def test_all_problems_are_named_at_once(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         load(folder)
     for part in (
-        "missing tensors of the transformer (head.modulation)",
-        "extra tensors of the transformer (stranger)",
-        "wrong shapes in the vae (quant_conv.bias [3] instead of [32])",
+        "missing tensor of the transformer (head.modulation)",
+        "extra tensor of the transformer (stranger)",
+        "wrong shape in the vae (quant_conv.bias [3] instead of [32])",
         "tensors of no known part, such as backbone.weight",
         "statistics.state.joint_position: q01 is missing, which q99 needs",
         "modalities.video.wrist_image_left.resolution",

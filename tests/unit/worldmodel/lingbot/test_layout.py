@@ -175,10 +175,10 @@ def test_misfits_of_all_components_are_named_at_once(checkpoints: dict[Layout, P
     with pytest.raises(CheckpointError) as caught:
         load(folder)
     assert caught.value.problems == (
-        "vae: 1 missing tensors (decoder.mid_block.attentions.0.proj.bias)",
-        "vae: 1 extra tensors (decoder.strange.weight)",
-        "text_encoder: 1 wrong shapes (encoder.final_layer_norm.weight [31] instead of [32])",
-        "text_encoder: 1 wrong types (encoder.block.1.layer.0.SelfAttention.o.weight I8 for torch.float32)",
+        "vae: 1 missing tensor (decoder.mid_block.attentions.0.proj.bias)",
+        "vae: 1 extra tensor (decoder.strange.weight)",
+        "text_encoder: 1 wrong shape (encoder.final_layer_norm.weight [31] instead of [32])",
+        "text_encoder: 1 wrong type (encoder.block.1.layer.0.SelfAttention.o.weight I8 for torch.float32)",
     )
 
 

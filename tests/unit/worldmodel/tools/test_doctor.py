@@ -163,7 +163,7 @@ def test_a_robot_model_is_looked_into(tmp_path: Path) -> None:
     save_file(weights, folder / "model.safetensors")
     failed = checks(start_worker(folder))["checkpoint"]
     assert failed.status is Status.FAIL
-    for problem in ("no statistics of oxe_droid, only of nothing", "missing tensors of the transformer"):
+    for problem in ("no statistics of oxe_droid, only of nothing", "1 missing tensor of the transformer"):
         assert problem in failed.found
     assert "does not exist" in checks(start_worker(tmp_path / "nothing"))["checkpoint"].found
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from safetensors.torch import load_file, save_file
 
 from worldmodel.checkpoint.writer import write_checkpoint
@@ -13,7 +15,7 @@ from worldmodel.lingbot.config import LingBotOptions
 from worldmodel.lingbot.inspection import inspect_checkpoint
 from worldmodel.lingbot.layout import Layout, plan_checkpoint
 from worldmodel.lingbot.published import TINY
-from worldmodel.tools.inspect import main
+from worldmodel.tools.inspect import main, show
 
 FULL = "random:lingbot-world-v2"
 
@@ -114,6 +116,33 @@ def test_the_tables_name_every_part(tiny: Path, capsys: pytest.CaptureFixture[st
         assert word in text
 
 
+def test_eighty_columns_cut_no_number(capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console(width=80, file=StringIO())
+    show(inspect_checkpoint(FULL, width=832, height=480, precision="bf16"), console)
+    assert isinstance(console.file, StringIO)
+    text = console.file.getvalue()
+    assert max(map(len, text.splitlines())) <= 80
+    assert "\N{HORIZONTAL ELLIPSIS}" not in text
+    for number in ("18,544,332,864", "5,680,910,336", "37.09 GB", "11.36 GB"):
+        assert number in text
+
+
+def test_sessions_are_counted_up_to_a_limit_that_is_said(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tiny), "--width", "96", "--height", "64", "--cards", "141"]) == 0
+    assert "64 or more" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("cards", ["", "24,", "many", "nan", "0", "-1", "1e9"])
+def test_cards_that_are_none_are_refused(cards: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([FULL, f"--cards={cards}"])
+    assert caught.value.code == 2
+    assert (
+        f"argument --cards: expected numbers of GB above 0 with commas between them, such as 24,80, got '{cards}'"
+        in (capsys.readouterr().err)
+    )
+
+
 def test_what_does_not_fit_is_shown_and_the_exit_code_is_1(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tiny / "vae/diffusion_pytorch_model.safetensors"
     tensors = load_file(file)
@@ -121,8 +150,8 @@ def test_what_does_not_fit_is_shown_and_the_exit_code_is_1(tiny: Path, capsys: p
     save_file(tensors, file)
     assert main([str(tiny)]) == 1
     text = " ".join(capsys.readouterr().out.split())
-    assert "cannot be served: vae: 1 missing tensors (quant_conv.bias)" in text
-    assert "cannot be served: vae: 1 extra tensors (strange)" in text
+    assert "cannot be served: vae: 1 missing tensor (quant_conv.bias)" in text
+    assert "cannot be served: vae: 1 extra tensor (strange)" in text
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from worldmodel.tools.make_checkpoint import main
 def test_a_tiny_checkpoint_can_be_opened(tmp_path: Path, layout: str, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "made"
     assert main(["--like", "lingbot-world-v2", "--layout", layout, "--dtype", "bf16", str(out)]) == 0
-    assert "576,159 parameters, 0.00 GB (random weights)" in capsys.readouterr().out
+    assert "576,159 parameters, 1.64 MB (random weights)" in capsys.readouterr().out
     transformer = open_any(out).component("transformer")
     assert {info.dtype for info in transformer.tensors.values()} == {"BF16"}
 
