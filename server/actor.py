@@ -88,6 +88,7 @@ class ActorServices:
     take_place: Callable[[], Place]
     load_image: Callable[[bytes], RawImage]
     ended: Callable[[SessionActor], None]
+    not_released: Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -538,6 +539,7 @@ class SessionActor:
             error = SessionFailed(ErrorCode.CLEANUP_FAILED, "the worker did not release the session; close it again")
             self._audience.send_state(self._state_message())
             self._audience.send_error(error)
+            self._services.not_released()
             raise error
         self.end_reason = reason
         self._services.metrics.ended.labels(reason).inc()

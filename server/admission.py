@@ -27,8 +27,10 @@ class Place:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Waiting:
+    """Somebody in the queue. `on_position` None: it was promised a place and is no client that can be told to wait."""
+
     granted: asyncio.Future[Place] = field(repr=False)
-    on_position: PositionFn
+    on_position: PositionFn | None
 
 
 class Admission:
@@ -54,8 +56,8 @@ class Admission:
             return None
         return self._take()
 
-    async def wait(self, on_position: PositionFn, *, limited: bool = True) -> Place:
-        """Queue for a place; cancelling leaves the queue.
+    async def wait(self, on_position: PositionFn | None, *, limited: bool = True) -> Place:
+        """Queue for a place; cancelling leaves the queue. `on_position` None: only while `refuse_unpromised` allows.
 
         Raises `Unavailable` if the queue is full, unless not `limited` because a place is being freed for the caller.
         """
@@ -93,6 +95,16 @@ class Admission:
             if not waiting.granted.cancelled():
                 waiting.granted.set_exception(error)
 
+    def refuse_unpromised(self, error: ServerError, *, num_coming: int) -> None:
+        """Send those away who wait without a position and for whom none of the `num_coming` places will be."""
+        hopeless = [waiting for waiting in self._queue[num_coming:] if waiting.on_position is None]
+        for waiting in hopeless:
+            self._queue.remove(waiting)
+            if not waiting.granted.cancelled():
+                waiting.granted.set_exception(error)
+        if hopeless:
+            self._tell_positions()
+
     def place_released(self) -> None:
         self._num_taken -= 1
         self.grant()
@@ -110,4 +122,5 @@ class Admission:
 
     def _tell_positions(self) -> None:
         for index, waiting in enumerate(self._queue):
-            waiting.on_position(index + 1, len(self._queue))
+            if waiting.on_position is not None:
+                waiting.on_position(index + 1, len(self._queue))

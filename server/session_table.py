@@ -100,6 +100,7 @@ class SessionTable:
             take_place=self._take_place_now,
             load_image=partial(self._decode, field="image"),
             ended=self._ended,
+            not_released=self._not_released,
         )
 
     # ------------------------------------------------------------ life of the table
@@ -242,7 +243,7 @@ class SessionTable:
         if place is not None:
             return place
         evicting = self._evict_one()
-        return await self._admission.wait(on_position or _ignore_position, limited=not evicting)
+        return await self._admission.wait(on_position, limited=not evicting)
 
     async def admit(self, make_room: Callable[[], bool]) -> Place:
         """Take a place for a session of another table. `make_room` begins to free one, and returns whether it does.
@@ -425,6 +426,22 @@ class SessionTable:
         actor.begin_close(EVICTED)
         return True
 
+    def _not_released(self) -> None:
+        """A place that was to be freed is not: free another one for those who wait. Called by the session itself."""
+        if self._admission.num_waiting > self._num_coming:
+            self._evict_one()
+        self._refuse_unpromised()
+
+    def _refuse_unpromised(self) -> None:
+        """Refuse who asked for a place without a queue, if the place that was being freed went elsewhere."""
+        if self._worker.status is WorkerStatus.READY:
+            self._admission.refuse_unpromised(self._full(), num_coming=self._num_coming)
+
+    @property
+    def _num_coming(self) -> int:
+        """How many places are being freed."""
+        return sum(actor.holds_place and actor.session.phase is Phase.CLOSING for actor in self._actors.values())
+
     def _ended(self, actor: SessionActor) -> None:
         """Forget a session that was closed; called by the session itself."""
         log.info("session %s ended: %s", actor.session_id, actor.end_reason, extra=about(session_id=actor.session_id))
@@ -438,6 +455,7 @@ class SessionTable:
             resume_token=actor.resume_token,
         )
         self._endings.remember(actor.session_id, ending)
+        self._refuse_unpromised()
 
     # ------------------------------------------------------------ time
 

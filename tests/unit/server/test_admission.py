@@ -131,3 +131,24 @@ async def test_everybody_can_be_sent_away() -> None:
         with pytest.raises(Unavailable, match="bye"):
             await task
     assert desk.admission.num_waiting == 0
+
+
+async def test_who_has_no_position_waits_only_for_a_place_that_comes() -> None:
+    desk = Desk(2)
+    places = [take(desk), take(desk)]
+    a = desk.join("a")
+    unqueued = [asyncio.create_task(desk.admission.wait(None, limited=False)) for _ in range(2)]
+    b = desk.join("b")
+    await settle()
+    full = Unavailable(ErrorCode.CAPACITY, "full")
+    desk.admission.refuse_unpromised(full, num_coming=2)
+    await settle()
+    with pytest.raises(Unavailable, match="full"):
+        await unqueued[1]
+    assert desk.positions["b"] == [(4, 4), (3, 3)]
+    for place in places:
+        place.release()
+    (await a).release()
+    (await unqueued[0]).release()
+    (await b).release()
+    assert desk.admission.num_taken == 0
