@@ -62,8 +62,17 @@ logger = logging.getLogger(__name__)
 
 
 def is_original_layout(folder: Path) -> bool:
-    """Tell the original layout from the diffusers layout by what only it has."""
-    return (folder / TRANSFORMER_FOLDER).is_dir() and not (folder / "model_index.json").exists()
+    """Tell the original layout from the diffusers layout by what only it has.
+
+    Raises `CheckpointError` for a folder that holds both: nobody could say which of the two is served.
+    """
+    is_original = (folder / TRANSFORMER_FOLDER).is_dir()
+    if is_original and (folder / "model_index.json").exists():
+        raise CheckpointError(
+            str(folder),
+            f"holds both layouts, the original ({TRANSFORMER_FOLDER}/) and that of diffusers (model_index.json): keep one",
+        )
+    return is_original
 
 
 class OriginalCheckpoint:
@@ -83,10 +92,6 @@ class OriginalCheckpoint:
     @property
     def name(self) -> str:
         return str(self.path)
-
-    @property
-    def component_names(self) -> tuple[str, ...]:
-        return tuple(self._readers)
 
     @cached_property
     def digest(self) -> str:

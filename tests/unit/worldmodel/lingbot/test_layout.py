@@ -14,8 +14,15 @@ from worldmodel.checkpoint.errors import CheckpointError
 from worldmodel.checkpoint.plan import CheckpointPlan
 from worldmodel.checkpoint.writer import write_checkpoint
 from worldmodel.lingbot.config import LingBotOptions, TextPlacement, parse_options
+from worldmodel.lingbot.empty_model import open_any
 from worldmodel.lingbot.layout import Layout, plan_checkpoint
-from worldmodel.lingbot.original_layout import TEXT_ENCODER_FILE, VAE_FILE, open_original, transformer_config
+from worldmodel.lingbot.original_layout import (
+    TEXT_ENCODER_FILE,
+    VAE_FILE,
+    is_original_layout,
+    open_original,
+    transformer_config,
+)
 from worldmodel.lingbot.published import FULL, TINY
 from worldmodel.lingbot.weights import LoadedModel, load_model
 from worldmodel.wan.precision import precision_plan
@@ -112,6 +119,16 @@ def test_the_full_plan_has_the_published_other_parts() -> None:
 def test_a_reduced_transformer_takes_half() -> None:
     plan = plan_checkpoint(FULL, layout=Layout.DIFFUSERS, transformer_dtype="BF16")
     assert sum(file.num_bytes for file in plan.tensor_files if file.path.startswith("transformer/")) == 37_088_665_728
+
+
+def test_a_folder_that_holds_both_layouts_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "transformers").mkdir()
+    assert is_original_layout(tmp_path)
+    (tmp_path / "model_index.json").write_text("{}")
+    with pytest.raises(
+        CheckpointError, match=r"holds both layouts, the original \(transformers/\) and that of diffusers"
+    ):
+        open_any(tmp_path)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
