@@ -89,6 +89,7 @@ class ActorServices:
     load_image: Callable[[bytes], RawImage]
     ended: Callable[[SessionActor], None]
     not_released: Callable[[], None]
+    parked_again: Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -474,8 +475,12 @@ class SessionActor:
         """Free the worker's state of a failed session; what can't be freed now is tried again by reset or close."""
         async with self._operation:
             await self._between_ticks.wait()
-            if self.session.phase is Phase.FAILED and await self._seat.close():
+            if self.session.phase is not Phase.FAILED:
+                return
+            if await self._seat.close():
                 self._seat.give_back()
+            else:
+                self._can_make_room()
 
     # ------------------------------------------------------------ reset and close
 
@@ -515,6 +520,12 @@ class SessionActor:
             self._recorder.reset(run=self.session.run, prompt=prompt, seed=seed, image=image)
         self._audience.send_state(self._state_message())
         self._services.scheduler.wake()
+        self._can_make_room()
+
+    def _can_make_room(self) -> None:
+        """Let a session that lost its socket meanwhile be given up for another; during a reset it could not be."""
+        if self.parked_at is not None and self._seat.held:
+            self._services.parked_again()
 
     def _reset_failed(self, error: WorldModelError | ServerError) -> None:
         if isinstance(error, WorldModelError):

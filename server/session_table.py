@@ -101,6 +101,7 @@ class SessionTable:
             load_image=partial(self._decode, field="image"),
             ended=self._ended,
             not_released=self._not_released,
+            parked_again=self._make_room,
         )
 
     # ------------------------------------------------------------ life of the table
@@ -405,9 +406,14 @@ class SessionTable:
             return
         if self._config.session.resume_s == 0:
             actor.begin_close("disconnected")
-        elif self._admission.num_waiting:
-            self._evict_one()
+        else:
+            self._make_room()
         self._timers_changed.set()
+
+    def _make_room(self) -> None:
+        """Give up a parked session if somebody waits for whom no place is being freed."""
+        if self._admission.num_waiting > self._num_coming:
+            self._evict_one()
 
     def _evictable(self) -> SessionActor | None:
         """Return the parked session that was used least recently."""
@@ -428,8 +434,7 @@ class SessionTable:
 
     def _not_released(self) -> None:
         """A place that was to be freed is not: free another one for those who wait. Called by the session itself."""
-        if self._admission.num_waiting > self._num_coming:
-            self._evict_one()
+        self._make_room()
         self._refuse_unpromised()
 
     def _refuse_unpromised(self) -> None:

@@ -15,7 +15,7 @@ from server.wire.messages import Pacing, StreamFormat
 from tests.support.contract_client import LoopServer, loop_serving
 from tests.support.contract_worker import ContractWorker, Fate
 from tests.support.server_worker import model_info
-from tests.support.virtual_time import run_virtual, settle
+from tests.support.virtual_time import now, run_virtual, settle
 from worldmodel.messages import ImageSize
 
 REQUEST = NewSession(
@@ -85,5 +85,40 @@ def test_who_cannot_queue_is_refused_when_the_place_goes_to_one_who_came_first()
                 await create(server)
             await queued.expect("session.started")
             assert parked.session.phase is Phase.CLOSED
+
+    run_virtual(main())
+
+
+# ---------------------------------------------------------------- room
+
+
+@pytest.mark.parametrize(
+    ("fates", "phase"),
+    [
+        ([Fate.DONE], Phase.CLOSED),
+        ([Fate.REFUSED], Phase.FAILED),
+        ([Fate.UNKNOWN, Fate.UNKNOWN], Phase.CLOSED),
+    ],
+    ids=["reset", "failed", "failed and not released"],
+)
+def test_a_session_that_lost_its_socket_during_a_reset_makes_room_after_it(fates: list[Fate], phase: Phase) -> None:
+    async def main() -> None:
+        worker = small_worker(1)
+        async with loop_serving(worker) as server:
+            owner = await server.started()
+            actor = server.table.find(owner.ledger.session_id, None)
+            queued = server.client()
+            queued.start()
+            await queued.expect("session.queued", position=1)
+            worker.request_fates.extend(fates)
+            owner.send("session.reset")
+            await owner.expect("session.state", state="resetting")
+            await owner.leave()
+            assert actor.session.phase is Phase.RESETTING
+            left_at = now()
+            await queued.expect("session.started")
+            assert now() - left_at < 1.0, "it did not wait for the resume time"
+            assert server.table.num_resident == 1
+            assert actor.session.phase is phase, "it is given up only if that makes room"
 
     run_virtual(main())
