@@ -20,13 +20,14 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from worldmodel.clips import RANDOM_SCHEME
+
 ENVIRONMENT_PREFIX = "WORLDSERVE_"
 
 TEST_VARIABLES = frozenset({"WORLDSERVE_GOLDEN_DIR"})
 """Variables with our prefix that belong to the test suite, not to the configuration."""
 
 PACKAGE_SCHEME = "package:"
-RANDOM_SCHEME = "random:"
 
 
 class ConfigError(Exception):

@@ -11,6 +11,9 @@ from typing import Protocol
 
 from worldmodel.messages import Control
 
+RANDOM_SCHEME = "random:"
+"""`random:NAME` or `random:NAME:SEED` stands for a checkpoint folder where there is none."""
+
 MAX_CLIP_MEDIA_FRAMES = 100_000
 """Longest clip that can be wished for, trimmed or not: 104 minutes at 16 frames a second."""
 

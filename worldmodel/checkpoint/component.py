@@ -1,7 +1,7 @@
 """What a model needs of a checkpoint, whatever its files look like: components by name that fill a module.
 
-Implemented by `diffusers.py` for its layout, by `random_checkpoint.py`, and by the models for layouts of their own, out of
-the parts of `stored_component.py`.
+Implemented by `diffusers.py` for its layout, by `random_checkpoint.py`, and by the models for layouts of their own,
+out of the parts of `stored_component.py`.
 """
 
 from __future__ import annotations

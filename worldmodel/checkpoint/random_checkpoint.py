@@ -19,9 +19,7 @@ from worldmodel.checkpoint.loading import DTypeChoice, Progress
 from worldmodel.checkpoint.plan import MAX_SEED
 from worldmodel.checkpoint.random_weights import RandomWeights, fill_random
 from worldmodel.checkpoint.safetensors_header import TensorInfo
-
-RANDOM_SCHEME = "random:"
-"""`random:NAME` or `random:NAME:SEED` stands for a checkpoint folder where there is none."""
+from worldmodel.clips import RANDOM_SCHEME
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

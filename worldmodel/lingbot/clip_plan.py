@@ -8,10 +8,12 @@ The lengths of the official code (wan/image2video.py) and of a session are the s
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+from typing import Any
 
-from worldmodel.clips import MAX_CLIP_MEDIA_FRAMES, ClipPlan, ClipWish
+from worldmodel.checkpoint.errors import CheckpointError, naming
+from worldmodel.checkpoint.json_file import read_json_object
+from worldmodel.clips import MAX_CLIP_MEDIA_FRAMES, RANDOM_SCHEME, ClipPlan, ClipWish
 from worldmodel.errors import RequestRefused
 from worldmodel.lingbot.config import (
     MAX_LATENT_FRAMES,
@@ -32,11 +34,6 @@ from worldmodel.lingbot.trajectory import (
     trajectory_control,
 )
 from worldmodel.messages import Control
-
-RANDOM_SCHEME = "random:"
-"""What a checkpoint without files begins with; its geometry is the published one."""
-
-MAX_CONFIG_BYTES = 1 << 20
 
 
 def plan_clip(wish: ClipWish) -> ClipPlan:
@@ -87,10 +84,10 @@ def stored_latent_frames_per_chunk(checkpoint: str) -> int:
     The original layout need not say it; then it is the published one, as for random weights.
     """
     published = FULL.transformer["num_frames_per_block"]
-    content: object = {}
+    content: dict[str, Any] = {}
     if not checkpoint.startswith(RANDOM_SCHEME):
         content = _transformer_config(Path(checkpoint))
-    value = content.get("num_frames_per_block", published) if isinstance(content, dict) else None
+    value = content.get("num_frames_per_block", published)
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_LATENT_FRAMES:
         raise _refusal(
             "checkpoint",
@@ -99,15 +96,16 @@ def stored_latent_frames_per_chunk(checkpoint: str) -> int:
     return value
 
 
-def _transformer_config(folder: Path) -> object:
+def _transformer_config(folder: Path) -> dict[str, Any]:
     for name in ("transformer", "transformers"):
+        file = folder / name / "config.json"
         try:
-            with (folder / name / "config.json").open("rb") as file:
-                return json.loads(file.read(MAX_CONFIG_BYTES))
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except (OSError, ValueError, RecursionError) as error:
-            raise _refusal("checkpoint", f"{folder}: {name}/config.json cannot be read ({error})") from error
+            with naming(file, "read"):
+                is_there = file.exists()
+            if is_there:
+                return read_json_object(file)
+        except CheckpointError as error:
+            raise _refusal("checkpoint", str(error)) from error
     raise _refusal(
         "checkpoint", f"{folder}: expected a folder with transformer/config.json or transformers/config.json"
     )

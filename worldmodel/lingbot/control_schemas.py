@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from worldmodel.lingbot.config import MAX_TRAJECTORY_POSES
+from worldmodel.lingbot.config import MAX_PIXELS, MAX_TRAJECTORY_POSES
 from worldmodel.lingbot.controls import (
     ACTION_ORDER,
     ACTIONS_SCHEMA,
@@ -16,7 +16,6 @@ from worldmodel.lingbot.controls import (
     MAX_CLIENT_TS_MS,
     MAX_COORDINATE,
     MAX_FOLDER_CHARS,
-    MAX_PIXELS,
     MAX_SCRIPT_LATENT_FRAMES,
     MAX_TRANSITION_CHUNKS,
     MAX_TRANSITIONS,

@@ -70,7 +70,8 @@ def is_original_layout(folder: Path) -> bool:
     if is_original and (folder / "model_index.json").exists():
         raise CheckpointError(
             str(folder),
-            f"holds both layouts, the original ({TRANSFORMER_FOLDER}/) and that of diffusers (model_index.json): keep one",
+            f"holds both layouts, the original ({TRANSFORMER_FOLDER}/) and that of diffusers (model_index.json): "
+            "keep one",
         )
     return is_original
 

@@ -127,12 +127,15 @@ def test_the_original_layout_and_random_weights_have_the_published_length(wish: 
 
 def test_a_checkpoint_that_does_not_say_is_refused(wish: ClipWish, tmp_path: Path) -> None:
     refuse(replace(wish, checkpoint=str(tmp_path / "none")), "checkpoint", r"transformer/config\.json")
-    for content in ({"num_frames_per_block": "3"}, {"num_frames_per_block": 0}, []):
+    for content in ({"num_frames_per_block": "3"}, {"num_frames_per_block": 0}, {"num_frames_per_block": 4097}):
         write_config(tmp_path, content)
         refuse(wish, "checkpoint", "num_frames_per_block")
     for text in ("{", "[" * 100_000):
         (tmp_path / "transformer" / "config.json").write_text(text)
-        refuse(wish, "checkpoint", "cannot be read")
+        refuse(wish, "checkpoint", "config.json: is not valid JSON")
+    write_config(tmp_path, [])
+    refuse(wish, "checkpoint", "config.json: must hold a JSON object, found list")
+    refuse(replace(wish, checkpoint="n" * 300), "checkpoint", "cannot be read .File name too long")
     assert plan_clip(replace(wish, options={"latent_frames_per_chunk": 3})).num_chunks == 3
 
 
