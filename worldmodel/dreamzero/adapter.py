@@ -28,6 +28,7 @@ from worldmodel.dreamzero.memory import plan_kv
 from worldmodel.dreamzero.noise import NoiseSource
 from worldmodel.dreamzero.observation import Observation, ObservationReader
 from worldmodel.dreamzero.observation_vae import condition_channels, condition_latents
+from worldmodel.dreamzero.picture_size import latent_size
 from worldmodel.dreamzero.pictures import observation_clip, signed_pictures, start_picture
 from worldmodel.dreamzero.prompts import Prompt, PromptEncoder, frame_prompt
 from worldmodel.dreamzero.sampler import DreamZeroSampler, Sample, skipping_rule
@@ -38,7 +39,6 @@ from worldmodel.dreamzero.transformer_config import CONDITION_MASK_CHANNELS
 from worldmodel.dreamzero.weights import LoadedModel, load_model
 from worldmodel.errors import LoadFailed, RequestRefused
 from worldmodel.messages import MediaFormat, StartWorker, Tick
-from worldmodel.wan.layers import PATCH
 from worldmodel.wan.precision import precision_plan
 from worldmodel.wan.stage_clock import StageClock
 
@@ -83,7 +83,13 @@ class DreamZeroAdapter:
         self._requested_sessions = config.requested_sessions
         self._picture_size = model.sizes.picture_size or (config.height, config.width)
         self._view_size = (config.height // 2, config.width // 2)
-        self._latent_size = self._check_sizes(config)
+        self._latent_size = latent_size(
+            model.sizes,
+            model.view_size,
+            width=config.width,
+            height=config.height,
+            spatial_factor=model.vae.spatial_factor,
+        )
         self._observations = ObservationReader(model.robot, height=config.height, width=config.width)
         self._prompts = PromptEncoder(model.text_encoder)
         self._template = options.prompt_template or model.robot.embodiment.template
@@ -103,32 +109,6 @@ class DreamZeroAdapter:
             )
             self._negative = self._prompts.encode(NEGATIVE_PROMPT)
         self._spec = self._describe(config)
-
-    def _check_sizes(self, config: StartWorker) -> tuple[int, int]:
-        """Return rows and columns of a latent. Raises `LoadFailed` if the sizes do not fit each other."""
-        trained = self._model.view_size
-        if trained is not None and trained != self._view_size:
-            raise LoadFailed(
-                f"the checkpoint was trained with views of {trained[1]} x {trained[0]}: set width to {2 * trained[1]} "
-                f"and height to {2 * trained[0]}",
-                field="width",
-            )
-        step = self._model.vae.spatial_factor * PATCH
-        height, width = self._picture_size
-        for name, pixels in (("width", width), ("height", height)):
-            if pixels < step or pixels % step:
-                raise LoadFailed(
-                    f"{name} of the encoded picture must be a multiple of {step}, got {pixels}", field=name
-                )
-        rows, columns = height // self._model.vae.spatial_factor, width // self._model.vae.spatial_factor
-        tokens, expected = (rows // PATCH) * (columns // PATCH), self._model.sizes.frame_tokens
-        if expected is not None and tokens != expected:
-            raise LoadFailed(
-                f"a picture of {width} x {height} has {tokens} tokens, the checkpoint is for {expected}: set width and "
-                "height of the tiled picture to those it was trained with",
-                field="width",
-            )
-        return rows, columns
 
     def _describe(self, config: StartWorker) -> ModelSpec:
         options, sizes = self._options, self._model.sizes

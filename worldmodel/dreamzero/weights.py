@@ -56,7 +56,7 @@ class LoadedModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Empty:
+class EmptyModules:
     """The modules on the meta device, by component."""
 
     transformer: DreamZeroTransformer
@@ -135,14 +135,14 @@ def read_checkpoint(path: str, options: DreamZeroOptions) -> tuple[DreamZeroChec
     return checkpoint, robot
 
 
-def empty_modules(sizes: Sizes) -> _Empty:
+def empty_modules(sizes: Sizes) -> EmptyModules:
     """Build the modules of a checkpoint on the meta device."""
     with torch.device("meta"):
         transformer = DreamZeroTransformer(sizes.transformer)
         image_encoder = ImageEncoder(sizes.image_encoder)
     # Statistics of the latents are no weights: they need values from the start.
     vae_class = WideObservationVAE if sizes.wide_vae else ObservationVAE
-    return _Empty(transformer=transformer, vae=vae_class(sizes.vae), image_encoder=image_encoder)
+    return EmptyModules(transformer=transformer, vae=vae_class(sizes.vae), image_encoder=image_encoder)
 
 
 def num_parameters(module: nn.Module) -> int:
@@ -168,14 +168,14 @@ def _share(stage: LoadStage, progress: ProgressFn, start: float, end: float) -> 
     return lambda fraction, detail: progress(stage, start + fraction * (end - start), detail)
 
 
-def check_tensors(checkpoint: DreamZeroCheckpoint, modules: _Empty) -> None:
+def check_tensors(checkpoint: DreamZeroCheckpoint, modules: EmptyModules) -> None:
     """Compare names and shapes of all tensors. Raises `CheckpointError` with everything that does not fit."""
     problems = _tensor_problems(checkpoint, modules)
     if problems:
         raise CheckpointError(checkpoint.name, *problems)
 
 
-def _tensor_problems(checkpoint: DreamZeroCheckpoint, modules: _Empty) -> list[str]:
+def _tensor_problems(checkpoint: DreamZeroCheckpoint, modules: EmptyModules) -> list[str]:
     """Compare names and shapes of all components with their modules."""
     return [
         problem

@@ -16,25 +16,20 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+from worldmodel.dreamzero.inspection import inspect_dreamzero, is_dreamzero
 from worldmodel.errors import WorldModelError
 from worldmodel.lingbot.inspection import CARDS_GB, MAX_SESSIONS, Inspection, inspect_checkpoint
 from worldmodel.tools.amounts import bytes_text
 
 MAX_CARD_GB = 1e6
+WORLD_WIDTH, WORLD_HEIGHT = 832, 480
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the inspection and return the exit code."""
     arguments = _parser().parse_args(argv)
     try:
-        found = inspect_checkpoint(
-            arguments.checkpoint,
-            width=arguments.width,
-            height=arguments.height,
-            precision=arguments.precision,
-            text_encoder=arguments.text_encoder,
-            cards_gb=tuple(arguments.cards),
-        )
+        found = _inspect(arguments)
     except (WorldModelError, ValueError) as error:
         print(f"inspect: {error}", file=sys.stderr)
         return 1 if isinstance(error, WorldModelError) else 2
@@ -45,13 +40,35 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if found.problems else 0
 
 
+def _inspect(arguments: argparse.Namespace) -> Inspection:
+    """Inspect a checkpoint of either model, at the picture size that it is served with if none is given."""
+    if is_dreamzero(arguments.checkpoint):
+        if arguments.text_encoder is not None:
+            raise ValueError("--text-encoder: the text encoder of a DreamZero checkpoint is always resident")
+        return inspect_dreamzero(
+            arguments.checkpoint,
+            width=arguments.width,
+            height=arguments.height,
+            precision=arguments.precision,
+            cards_gb=arguments.cards,
+        )
+    return inspect_checkpoint(
+        arguments.checkpoint,
+        width=WORLD_WIDTH if arguments.width is None else arguments.width,
+        height=WORLD_HEIGHT if arguments.height is None else arguments.height,
+        precision=arguments.precision,
+        text_encoder=arguments.text_encoder,
+        cards_gb=arguments.cards,
+    )
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="worldserve inspect", description="Show what a checkpoint holds and what it takes to serve it."
     )
     parser.add_argument("checkpoint", metavar="PATH", help="a checkpoint folder, or random:NAME")
-    parser.add_argument("--width", type=int, default=832, help="picture width in pixels (default 832)")
-    parser.add_argument("--height", type=int, default=480, help="picture height in pixels (default 480)")
+    parser.add_argument("--width", type=int, help="picture width in pixels (default 832, of DreamZero as trained)")
+    parser.add_argument("--height", type=int, help="picture height in pixels (default 480, of DreamZero as trained)")
     parser.add_argument("--precision", default="bf16", help="precision plan (default bf16)")
     parser.add_argument(
         "--text-encoder", choices=("resident", "streamed", "cpu"), help="where it is (default: as the server chooses)"
