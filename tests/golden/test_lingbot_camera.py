@@ -14,13 +14,14 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.lingbot_camera import relative_path
 from tests.support.lingbot_golden import assert_close, manifest, max_abs, tensors
 from worldmodel.lingbot.camera import CameraEmbedding, pack, patch_features, rays
 from worldmodel.lingbot.config import LingBotOptions
 from worldmodel.lingbot.controls import TRAJECTORY_SCHEMA, parse_control
 from worldmodel.lingbot.poses import Float64
 from worldmodel.lingbot.reducer import CameraReducer
-from worldmodel.lingbot.trajectory import CameraClip, relative_clip, resample, trajectory_control
+from worldmodel.lingbot.trajectory import CameraClip, resample, trajectory_control
 from worldmodel.messages import Control, ControlEvent
 
 CASE = tensors("case4_5_camera_official")
@@ -81,7 +82,7 @@ def test_lingbot_relative_poses_of_a_clip(path: str) -> None:
     assert np.abs(float32_twin(latent.poses_n44) - want).max() <= 1e-5
     steps = np.linalg.norm(np.diff(latent.poses_n44[:, :3, 3], axis=0), axis=-1)
     float32_loss = 2 * np.finfo(np.float32).eps * np.abs(latent.poses_n44[:, :3, 3]).max() / steps.max()
-    assert np.abs(relative_clip(latent.poses_n44) - want).max() <= max(1e-5, float32_loss)
+    assert np.abs(relative_path(latent) - want).max() <= max(1e-5, float32_loss)
 
 
 def first_clip() -> tuple[CameraClip, int, int, int]:
@@ -96,7 +97,7 @@ def test_lingbot_interpolation_and_relative_poses() -> None:
     clip, chunk, _, _ = first_clip()
     latent = resample(clip, len(clip.poses_n44), chunk)
     assert np.abs(latent.poses_n44 - array("ex00.interpolated_c2w")).max() <= 1e-6
-    assert np.abs(relative_clip(latent.poses_n44) - array("ex00.relative_c2w")).max() <= 1e-5
+    assert np.abs(relative_path(latent) - array("ex00.relative_c2w")).max() <= 1e-5
 
 
 def test_lingbot_packed_rays_and_tokens() -> None:
@@ -133,7 +134,7 @@ def test_lingbot_end_to_end_camera_of_the_last_chunk() -> None:
     row = case["intrinsics_row0"].double().numpy()
     clip = CameraClip(poses_n44=poses, intrinsics_n4=np.tile(row, (len(poses), 1)))
     chunk = facts["chunk"]
-    relative_n44 = relative_clip(resample(clip, facts["frames"], chunk).poses_n44)[-chunk:]
+    relative_n44 = relative_path(resample(clip, facts["frames"], chunk))[-chunk:]
     scale = np.array([facts["width"] / 832, facts["height"] / 480] * 2)
     row_n4 = torch.from_numpy(row * scale).expand(chunk, 4).float()
     packed = pack(rays(torch.from_numpy(relative_n44).float(), row_n4, facts["height"], facts["width"]))

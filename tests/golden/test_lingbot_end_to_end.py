@@ -16,6 +16,7 @@ import torch
 
 from kvcache.cache import KVCache
 from kvcache.transaction import ChunkTransaction
+from tests.support.lingbot_camera import relative_path
 from tests.support.lingbot_golden import assert_close, load_json, manifest, official_seed, tensors
 from tests.support.lingbot_network import SESSION, open_cache, transformer, transformer_config
 from worldmodel.adapter import SessionOpening
@@ -26,7 +27,7 @@ from worldmodel.lingbot.config import OFFICIAL_HEIGHT, OFFICIAL_WIDTH, LingBotOp
 from worldmodel.lingbot.controls import parse_control
 from worldmodel.lingbot.noise import NoiseState, WholeClipNoise
 from worldmodel.lingbot.pipeline import ChunkSampler
-from worldmodel.lingbot.trajectory import CameraClip, relative_clip, resample, trajectory_control
+from worldmodel.lingbot.trajectory import CameraClip, resample, trajectory_control
 from worldmodel.lingbot.transformer import ChunkInputs, LingBotTransformer
 from worldmodel.lingbot.weights import LoadedModel
 from worldmodel.messages import Control, ControlEvent, MediaFormat, RequestId, SessionId, StartWorker, Tick
@@ -70,7 +71,7 @@ def camera_path() -> tuple[np.ndarray, np.ndarray]:
     """Return relative poses and intrinsics at the target size, one per latent frame, float64."""
     clip, setup = official_clip(), manifest()["end_to_end"]
     scale_x, scale_y = setup["width"] / OFFICIAL_WIDTH, setup["height"] / OFFICIAL_HEIGHT
-    return relative_clip(clip.poses_n44), clip.intrinsics_n4 * np.array([scale_x, scale_y, scale_x, scale_y])
+    return relative_path(clip), clip.intrinsics_n4 * np.array([scale_x, scale_y, scale_x, scale_y])
 
 
 def packed_rays(relative: np.ndarray, intrinsics: np.ndarray) -> torch.Tensor:

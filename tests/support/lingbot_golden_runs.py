@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kvcache.cache import KVCache
 from kvcache.transaction import ChunkTransaction
+from tests.support.lingbot_camera import relative_path
 from tests.support.lingbot_golden import load_json, manifest, tensors
 from tests.support.lingbot_network import SESSION, main_geometry, transformer, transformer_config
 from worldmodel.lingbot.camera import CameraEmbedding
@@ -21,7 +22,7 @@ from worldmodel.lingbot.condition import encode_clip_condition, next_condition, 
 from worldmodel.lingbot.config import OFFICIAL_HEIGHT, OFFICIAL_WIDTH
 from worldmodel.lingbot.memory import num_camera_bases
 from worldmodel.lingbot.pipeline import ChunkSampler
-from worldmodel.lingbot.trajectory import CameraClip, relative_clip, resample
+from worldmodel.lingbot.trajectory import CameraClip, resample
 from worldmodel.lingbot.transformer import ChunkInputs, LingBotTransformer, kv_geometry
 from worldmodel.wan.flow_scheduler import SamplerTable, nominal_table, official_table
 from worldmodel.wan.image import prepare_image
@@ -258,7 +259,7 @@ class GoldenRuns:
         clip = CameraClip(poses_n44=poses, intrinsics_n4=np.tile(row, (len(poses), 1)))
         latent = resample(clip, len(poses), setup["chunk"])
         scale_x, scale_y = setup["width"] / OFFICIAL_WIDTH, setup["height"] / OFFICIAL_HEIGHT
-        return relative_clip(latent.poses_n44), latent.intrinsics_n4 * np.array([scale_x, scale_y, scale_x, scale_y])
+        return relative_path(latent), latent.intrinsics_n4 * np.array([scale_x, scale_y, scale_x, scale_y])
 
 
 # ---------------------------------------------------------------- what is allowed

@@ -21,8 +21,6 @@ from worldmodel.lingbot.config import MAX_PIXELS
 from worldmodel.lingbot.controls import MAX_COORDINATE, MIN_FOCAL_PX, ROTATION_TOLERANCE
 from worldmodel.lingbot.poses import (
     Float64,
-    framewise,
-    largest_step,
     quaternions_from_rotations,
     rotations_from_quaternions,
     slerp,
@@ -122,18 +120,6 @@ def interpolate(clip: CameraClip, positions: Float64) -> CameraClip:
     poses_n44[:, :3, 3] = _mix(clip.poses_n44[low, :3, 3], clip.poses_n44[high, :3, 3], fractions)
     intrinsics_n4 = _mix(clip.intrinsics_n4[low], clip.intrinsics_n4[high], fractions)
     return CameraClip(poses_n44=poses_n44, intrinsics_n4=intrinsics_n4)
-
-
-def relative_clip(poses_n44: Float64) -> Float64:
-    """Return framewise relative poses [n, 4, 4], translations divided by the clip's largest step.
-
-    Source: official code, wan/utils/cam_utils.py; there in float32, which loses digits far from the origin.
-    """
-    relative_n44 = framewise(poses_n44)
-    step = largest_step(relative_n44)
-    if step > 0:
-        relative_n44[:, :3, 3] /= step
-    return relative_n44
 
 
 def trajectory_control(clip: CameraClip) -> dict[str, object]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.lingbot_camera import relative_path
 from worldmodel.errors import RequestRefused
 from worldmodel.lingbot.controls import TRAJECTORY_SCHEMA, parse_control
 from worldmodel.lingbot.poses import quaternions_from_rotations, rotation_x, rotation_y, rotations_from_quaternions
@@ -16,7 +17,6 @@ from worldmodel.lingbot.trajectory import (
     interpolate,
     load_clip,
     num_latent_frames,
-    relative_clip,
     resample,
     trajectory_control,
 )
@@ -185,11 +185,12 @@ def test_quaternions_survive_half_turns() -> None:
 
 
 def test_relative_poses_begin_with_the_identity_and_have_a_largest_step_of_one() -> None:
-    relative_n44 = relative_clip(turning(6).poses_n44)
+    relative_n44 = relative_path(turning(6))
     assert np.array_equal(relative_n44[0], np.eye(4))
     assert np.linalg.norm(relative_n44[:, :3, 3], axis=-1).max() == pytest.approx(1.0)
     still = np.tile(turning(6).poses_n44[3], (4, 1, 1))
-    assert np.array_equal(relative_clip(still)[:, :3, 3], np.zeros((4, 3)))
+    still_path = CameraClip(poses_n44=still, intrinsics_n4=turning(4).intrinsics_n4)
+    assert np.array_equal(relative_path(still_path)[:, :3, 3], np.zeros((4, 3)))
 
 
 def test_the_control_of_a_clip_is_accepted(tmp_path: Path) -> None:
