@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from server.admission import Place
 from server.audience import Audience, Listener
@@ -76,7 +76,7 @@ class Spectator(Listener, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActorServices:
-    """What all sessions share. `take_place` raises `Unavailable` if there is none; `load_image` blocks."""
+    """What all sessions share. `take_place` waits for one, or raises `Unavailable`; `load_image` blocks."""
 
     worker: Worker
     scheduler: Scheduler
@@ -85,7 +85,7 @@ class ActorServices:
     metrics: Metrics
     max_missed_messages: int
     max_watchers: int
-    take_place: Callable[[], Place]
+    take_place: Callable[[], Coroutine[Any, Any, Place]]
     load_image: Callable[[bytes], RawImage]
     ended: Callable[[SessionActor], None]
     not_released: Callable[[], None]
@@ -298,6 +298,7 @@ class SessionActor:
         if self._closing is None or (self._closing.done() and self.session.phase is Phase.CLEANUP_FAILED):
             self._audience.send_dropped(self.session.begin_close(), DropReason.CLOSED)
             self._audience.send_state(self._state_message())
+            self._seat.stop_waiting()
             self._closing = self._tasks.spawn(self._close(reason))
         return self._closing
 

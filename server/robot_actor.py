@@ -452,7 +452,7 @@ class RobotActor:
         await self._tasks.join()
 
 
-def _no_place() -> Place:
+async def _no_place() -> Place:
     raise AssertionError("a robot's seat is filled when it is made")
 
 

@@ -97,7 +97,7 @@ class SessionTable:
             metrics=metrics,
             max_missed_messages=2 * config.session.max_pending_events,
             max_watchers=config.session.max_watchers,
-            take_place=self._take_place_now,
+            take_place=self._take_place_again,
             load_image=partial(self._decode, field="image"),
             ended=self._ended,
             not_released=self._not_released,
@@ -259,12 +259,13 @@ class SessionTable:
             raise self._full()
         return await self._admission.wait(_ignore_position, limited=False)
 
-    def _take_place_now(self) -> Place:
+    async def _take_place_again(self) -> Place:
+        """Take a place for a session that has none any more; like a new one it may have a parked one given up.
+
+        Raises `Unavailable`.
+        """
         self.require_worker()
-        place = self._admission.try_take()
-        if place is None:
-            raise self._full()
-        return place
+        return await self._admit(None)
 
     def _full(self) -> Unavailable:
         return Unavailable(ErrorCode.CAPACITY, f"all {self._capacity()} places of the worker are taken")

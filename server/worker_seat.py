@@ -4,13 +4,15 @@
            ↑                                    └────────────────begin_run────────────────┐              │
            └──────────────────────────────────────────────────────────────────────────────┴──begin_run───┘
 
-Callers make one call at a time, between ticks.
+Callers make one call at a time, between ticks; only `stop_waiting` may come in between.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 from server.admission import Place
 from server.errors import ErrorCode, SessionFailed
@@ -41,9 +43,9 @@ class WorkerSeat:
         session_id: SessionId,
         outputs: tuple[MediaFormat, ...],
         new_request_id: Callable[[], RequestId],
-        take_place: Callable[[], Place],
+        take_place: Callable[[], Coroutine[Any, Any, Place]],
     ) -> None:
-        """The session is open in the worker. `take_place` raises `Unavailable` if there is none."""
+        """The session is open in the worker. `take_place` waits for a place, or raises `Unavailable`."""
         self.generation = worker.generation
         self.state_lost = False
         self._worker = worker
@@ -52,6 +54,7 @@ class WorkerSeat:
         self._outputs = outputs
         self._new_request_id = new_request_id
         self._take_place = take_place
+        self._taking: asyncio.Task[Place] | None = None
 
     @property
     def held(self) -> bool:
@@ -83,6 +86,24 @@ class WorkerSeat:
             return False
         return True
 
+    def stop_waiting(self) -> None:
+        """Have a `begin_run` that waits for a place fail at once."""
+        if self._taking is not None:
+            self._taking.cancel()
+
+    async def _wait_for_place(self) -> Place:
+        taking = self._taking = asyncio.get_running_loop().create_task(self._take_place())
+        try:
+            await asyncio.wait((taking,))
+        except asyncio.CancelledError:
+            taking.cancel()
+            raise
+        finally:
+            self._taking = None
+        if taking.cancelled():
+            raise SessionFailed(ErrorCode.RESET_FAILED, "the session was closed while it waited for a place")
+        return taking.result()
+
     async def begin_run(
         self, *, prompt: str, seed: int, image: RawImage | None, load_image: Callable[[], Awaitable[RawImage]]
     ) -> None:
@@ -104,7 +125,7 @@ class WorkerSeat:
         if not await self.close():
             raise SessionFailed(ErrorCode.RESET_FAILED, "the worker did not release the failed run")
         if self._place is None:
-            self._place = self._take_place()
+            self._place = await self._wait_for_place()
         raw = image if image is not None else await load_image()
         self.generation = self._worker.generation
         await self._worker.open_session(

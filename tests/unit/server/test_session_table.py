@@ -12,11 +12,11 @@ from server.session import Phase
 from server.session_table import NewSession
 from server.uploads import RawImage
 from server.wire.messages import Pacing, StreamFormat
-from tests.support.contract_client import LoopServer, loop_serving
+from tests.support.contract_client import LoopClient, LoopServer, loop_serving
 from tests.support.contract_worker import ContractWorker, Fate
 from tests.support.server_worker import model_info
 from tests.support.virtual_time import now, run_virtual, settle
-from worldmodel.messages import ImageSize
+from worldmodel.messages import CloseSession, ImageSize, SessionClosed
 
 REQUEST = NewSession(
     prompt="a town",
@@ -120,5 +120,85 @@ def test_a_session_that_lost_its_socket_during_a_reset_makes_room_after_it(fates
             assert now() - left_at < 1.0, "it did not wait for the resume time"
             assert server.table.num_resident == 1
             assert actor.session.phase is phase, "it is given up only if that makes room"
+
+    run_virtual(main())
+
+
+async def failed_without_a_place(server: LoopServer) -> LoopClient:
+    """Return the client of a session that failed, and whose place another may have."""
+    client = await server.started()
+    server.worker.request_fates.append(Fate.REFUSED)
+    client.send("session.reset")
+    await client.expect("session.state", state="failed")
+    actor = server.table.find(client.ledger.session_id, None)
+    await asyncio.sleep(1)
+    assert not actor.holds_place
+    return client
+
+
+def test_the_reset_of_a_failed_session_has_a_parked_one_given_up() -> None:
+    async def main() -> None:
+        async with loop_serving(small_worker(1)) as server:
+            client = await failed_without_a_place(server)
+            parked = await create(server)
+            client.send("session.reset")
+            await client.expect("session.state", state="active", run=1)
+            assert parked.session.phase is Phase.CLOSED
+            assert server.table.num_resident == 1
+
+    run_virtual(main())
+
+
+def test_the_reset_of_a_failed_session_is_refused_when_nobody_can_be_given_up() -> None:
+    async def main() -> None:
+        async with loop_serving(small_worker(1)) as server:
+            client = await failed_without_a_place(server)
+            other = await server.started()
+            client.send("session.reset")
+            assert (await client.expect("error", code="capacity"))["fatal"]
+            await other.chunks(1)
+
+    run_virtual(main())
+
+
+def test_the_reset_of_a_failed_session_is_refused_when_the_parked_one_is_not_released() -> None:
+    async def main() -> None:
+        worker = small_worker(1)
+        async with loop_serving(worker) as server:
+            client = await failed_without_a_place(server)
+            parked = await create(server)
+            worker.request_fates.append(Fate.UNKNOWN)
+            client.send("session.reset")
+            await client.expect("error", code="capacity")
+            assert parked.session.phase is Phase.CLEANUP_FAILED
+
+    run_virtual(main())
+
+
+def test_a_close_does_not_wait_for_the_place_that_a_reset_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        worker = small_worker(1)
+        async with loop_serving(worker) as server:
+            client = await failed_without_a_place(server)
+            await create(server)
+            closes = asyncio.Event()
+            close_session = worker.close_session
+
+            async def slow_close(message: CloseSession) -> SessionClosed:
+                await closes.wait()
+                return await close_session(message)
+
+            monkeypatch.setattr(worker, "close_session", slow_close)
+            client.send("session.reset")
+            await settle()
+            assert server.table.num_waiting == 1
+            client.send("session.close")
+            await client.expect("session.closed", reason="client")
+            assert await client.over() == 1000
+            assert server.table.num_waiting == 0
+            closes.set()
+            await settle()
+            await asyncio.sleep(1)
+            assert (server.table.num_resident, server.table.all()) == (0, ())
 
     run_virtual(main())
