@@ -108,7 +108,6 @@ def test_a_session_that_was_not_released_is_neither_resumed_nor_watched() -> Non
             assert actor.session.phase is Phase.CLEANUP_FAILED
             await actor.begin_close("deleted")
             assert server.table.all() == ()
-            back.start()
-            await back.expect("session.started")
+            await server.started()
 
     run_virtual(main())
