@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from worldmodel.dreamzero.checkpoint import TOKENIZER
 from worldmodel.dreamzero.config import DreamZeroOptions
-from worldmodel.dreamzero.weights import check_tensors, empty_modules, read_checkpoint
+from worldmodel.dreamzero.inspection import inspect_dreamzero
 from worldmodel.lingbot.config import LingBotOptions
 from worldmodel.lingbot.inspection import CONTEXT_BYTES, Inspection, inspect_checkpoint
 from worldmodel.messages import StartWorker
@@ -33,13 +32,23 @@ def checkpoint_needs(start: StartWorker, *, has_device: bool) -> tuple[str, tupl
 
 def _dreamzero(start: StartWorker) -> tuple[str, tuple[str, ...], Needs | None]:
     """Read settings and headers as a worker does. Raises what that raises, with all problems."""
-    checkpoint, _ = read_checkpoint(start.checkpoint, DreamZeroOptions.from_json(start.model_options))
-    check_tensors(checkpoint, empty_modules(checkpoint.sizes))
-    checkpoint.component(TOKENIZER)
-    tensors = [info for stored in checkpoint.tensors.values() for info in stored.values()]
-    parameters = sum(info.num_elements for info in tensors)
-    stored_bytes = sum(info.num_bytes for info in tensors)
-    return f"{checkpoint.name}: {parameters_text(parameters)}, {bytes_text(stored_bytes)}", (), None
+    found = inspect_dreamzero(
+        start.checkpoint,
+        width=start.width,
+        height=start.height,
+        precision=start.precision,
+        options=DreamZeroOptions.from_json(start.model_options),
+    )
+    weights = (
+        "transformer_weights_bytes",
+        "vae_weights_bytes",
+        "image_encoder_weights_bytes",
+        "text_encoder_on_device_bytes",
+    )
+    device_bytes = sum(found.memory[name] for name in (*weights, "first_session_bytes"))
+    context_bytes = CONTEXT_BYTES if start.device.startswith("cuda") else 0
+    needs = Needs(device_bytes=device_bytes + context_bytes, host_bytes=STAGING_BYTES, locked_bytes=0)
+    return _describe(found), found.problems, needs
 
 
 def _lingbot(start: StartWorker, device: torch.device | None) -> tuple[str, tuple[str, ...], Needs | None]:

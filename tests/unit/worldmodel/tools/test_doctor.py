@@ -153,9 +153,14 @@ def test_an_old_torch_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     assert next(run_checks(start())).status is Status.FAIL
 
 
-def test_a_robot_model_is_looked_into(tmp_path: Path) -> None:
+def test_a_robot_model_is_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_checkpoint(tmp_path)
-    assert checks(start_worker(folder))["checkpoint"].status is Status.OK
+    found = checks(start_worker(folder))
+    assert found["checkpoint"].status is Status.OK
+    assert "for weights and one session" in found["memory for the model"].expected
+    with monkeypatch.context() as patch:
+        patch.setattr(doctor, "_available_bytes", lambda: 1_000_000)
+        assert checks(start_worker(folder))["memory for the model"].status is Status.FAIL
     message = start_worker(folder, tokenizer=str(tmp_path / "elsewhere"))
     assert "tokenizer folder does not exist" in checks(message)["checkpoint"].found
     (folder / "experiment_cfg" / "metadata.json").write_text("{}", encoding="utf-8")
