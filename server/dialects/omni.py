@@ -14,7 +14,7 @@ import asyncio
 import logging
 import uuid
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from starlette.websockets import WebSocket
@@ -31,6 +31,7 @@ from server.dialects.omni_messages import (
     plan_start,
     translate_start_error,
 )
+from server.dialects.omni_playhead import Playhead
 from server.endpoint import BinaryFrame, Outbox, TextFrame, serve_socket
 from server.errors import BadInput, CloseCode, ErrorCode, NotAllowed, ServerError, Unavailable
 from server.limits import RateLimiter
@@ -103,15 +104,6 @@ async def omni_endpoint(websocket: WebSocket, context: ServerContext) -> None:
         context.metrics.connections.dec()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _SentChunk:
-    """A chunk in the client's hands; `first_frame` counts media frames from the start of the stream."""
-
-    first_frame: int
-    run: int
-    chunk_index: int
-
-
 class OmniDialog:
     """Maps messages to a session and back. Also the session's `Outlet`."""
 
@@ -134,8 +126,7 @@ class OmniDialog:
         self._next_number = 0
         self._num_chunks = 0
         self._init = b""
-        self._num_sent_frames = 0
-        self._unseen: deque[_SentChunk] = deque()
+        self._playhead = Playhead()
         self._dropped: list[str] = []
         self._failure = "the session failed"
 
@@ -230,18 +221,16 @@ class OmniDialog:
 
     def _report(self, actor: SessionActor, position_s: float) -> None:
         """Tell the session what the viewer has seen, where its pacing listens to that."""
-        if actor.session.pacing is not Pacing.PLAYBACK or not self._unseen:
+        if actor.session.pacing is not Pacing.PLAYBACK:
             return
-        frame = position_s * actor.info.fps
-        while len(self._unseen) > 1 and self._unseen[1].first_frame <= frame:
-            self._unseen.popleft()
-        shown = self._unseen[0]
-        ahead_frames = max(0.0, self._num_sent_frames - max(frame, shown.first_frame))
+        shown = self._playhead.move(position_s, actor.info.fps)
+        if shown is None:
+            return
         actor.session.report_playback(
             epoch=self._epoch,
-            run=shown.run,
-            chunk_index=shown.chunk_index,
-            buffered_ms=1000.0 * ahead_frames / actor.info.fps,
+            run=shown.chunk.run,
+            chunk_index=shown.chunk.chunk_index,
+            buffered_ms=shown.buffered_ms,
             now=self._context.clock(),
         )
         actor.changed()
@@ -432,9 +421,7 @@ class OmniDialog:
         self._context.metrics.sent_bytes.inc(num_bytes)
         chunk = ready.chunk
         if self._actor.session.pacing is Pacing.PLAYBACK:
-            sent = _SentChunk(first_frame=self._num_sent_frames, run=chunk.run, chunk_index=chunk.chunk_index)
-            self._unseen.append(sent)
-        self._num_sent_frames += chunk.num_media_frames
+            self._playhead.sent(run=chunk.run, chunk_index=chunk.chunk_index, num_media_frames=chunk.num_media_frames)
         self._actor.chunk_sent(self._epoch, chunk)
 
     def _send(self, message: OmniServerMessage) -> None:
