@@ -93,7 +93,7 @@ def test_float8_linears_are_near_the_plain_ones() -> None:
 
 def test_precisions_of_other_models_are_refused(tmp_path: Path) -> None:
     start = start_worker(write_checkpoint(tmp_path))
-    with pytest.raises(LoadFailed, match="expected one of fp32, bf16, fp8 for this model, got 'official'"):
+    with pytest.raises(LoadFailed, match="precision: unknown 'official': expected one of fp32, bf16, fp8"):
         create_adapter(replace(start, precision="official"), lambda *_: None)
     adapter = create_adapter(replace(start, precision="fp8"), lambda *_: None)
     assert adapter.spec.attention_backend.endswith("layers plain with float8 linears")
