@@ -28,8 +28,13 @@ async def test_a_failed_tick_fails_the_session_until_a_reset(server: Server, err
     socket = await server.connect()
     started = await socket.start()
     await socket.media()
+    # Paused, so that no chunk is under way that could meet the failure before the event is there.
+    await socket.send("session.pause")
+    await socket.expect("session.state", state="paused")
     server.worker.tick_failures.append(error)
     await socket.send("session.event", event_id=1, prompt="x")
+    await socket.expect("event.queued", event_id=1)
+    await socket.send("session.unpause")
     failed = await socket.error(code="tick_failed")
     assert (failed["message"], failed["retryable"], failed["fatal"]) == ("boom", True, False)
     await socket.expect("session.state", state="failed")
