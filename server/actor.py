@@ -385,7 +385,6 @@ class SessionActor:
         metrics = self._services.metrics
         metrics.chunks.inc()
         metrics.media_frames.inc(chunk.num_media_frames)
-        metrics.events.labels("applied").inc(len(chunk.applied))
         for receipt in chunk.applied:
             metrics.event_wait_s.observe(receipt.wait_ms / 1000)
         for stage, time_ms in (
@@ -399,6 +398,7 @@ class SessionActor:
     # ------------------------------------------------------------ media
 
     def _chunk_ready(self, done: EncodingDone) -> None:
+        self._services.metrics.events.labels("applied").inc(len(self.session.answer_events(done.chunk)))
         ready = self.session.chunk_ready(
             done.chunk,
             done.encoded,
@@ -412,12 +412,20 @@ class SessionActor:
         self._services.scheduler.wake()
 
     def _media_lost(self, chunk: CommittedChunk, error: Exception) -> None:
-        """Fail the session, unless a reset has left the chunk's run behind already."""
-        if chunk.run != self.session.run:
-            return
+        """Fail the session, unless a reset has left the chunk's run behind already, and answer the chunk's events.
+
+        They acted in the world, but no header says so: for the client they are dropped with the pictures.
+        """
+        reason = DropReason.RESET
+        if chunk.run == self.session.run:
+            reason = DropReason.FAILED
+            self._fail(self._loss_of(chunk, error))
+        self._audience.send_dropped(self.session.answer_events(chunk), reason)
+
+    def _loss_of(self, chunk: CommittedChunk, error: Exception) -> ServerError:
+        """Return what the client is told; anything but the worker's death goes to the log with its traceback."""
         if isinstance(error, WorkerUnavailable):
-            self._fail(from_worker(error, fallback=ErrorCode.MEDIA_FAILED, request_id=chunk.request_id))
-            return
+            return from_worker(error, fallback=ErrorCode.MEDIA_FAILED, request_id=chunk.request_id)
         log.error(
             "session %s: media of chunk %d lost",
             self.session_id,
@@ -426,7 +434,7 @@ class SessionActor:
             extra=about(session_id=self.session_id, request_id=chunk.request_id),
         )
         text = f"the pictures of chunk {chunk.chunk_index} were lost"
-        self._fail(SessionFailed(ErrorCode.MEDIA_FAILED, text, request_id=chunk.request_id))
+        return SessionFailed(ErrorCode.MEDIA_FAILED, text, request_id=chunk.request_id)
 
     # ------------------------------------------------------------ failure
 
@@ -458,6 +466,9 @@ class SessionActor:
             self.lost_reason = error.message
         self._audience.send_error(error)
         dropped = self.session.fail()
+        if error.code is ErrorCode.WORKER_UNAVAILABLE:
+            # The socket is closed below: what is still being encoded will not reach it.
+            dropped = self.session.answer_all_events() + dropped
         log.warning(
             "session %s failed: %s: %s",
             self.session_id,

@@ -1,7 +1,7 @@
 """From committed chunks to encoded ones: one session's queue, one chunk at a time, the work in a thread.
 
     put ─> wait for the worker's pixels ─> StreamEncoder.encode in the pool ─> on_ready
-                     └──────────────── whatever goes wrong ──────────────────> on_lost, rest of the run dropped
+                     └──────────────── whatever goes wrong ──────────────────> on_lost, also for the rest of the run
 
 It knows no sockets and no session states.
 """
@@ -44,7 +44,7 @@ class EncodingServices:
 class ChunkEncoder:
     """Owns a session's `StreamEncoder` and the chunks that wait for it. `run` must be running for anything to happen.
 
-    Chunks come out in the order they went in. Once one is lost, later ones of its run are dropped: they would leave a
+    Chunks come out in the order they went in. Once one is lost, later ones of its run are lost too: they would leave a
     hole. `on_ready` and `on_lost` are called in the event loop.
     """
 
@@ -60,7 +60,7 @@ class ChunkEncoder:
         self._services = services
         self._on_ready = on_ready
         self._on_lost = on_lost
-        self._lost_run: int | None = None
+        self._loss: tuple[int, Exception] | None = None
         self._waiting: asyncio.Queue[tuple[CommittedChunk, CommittedTick]] = asyncio.Queue()
 
     @property
@@ -87,7 +87,9 @@ class ChunkEncoder:
         """Encode the next chunk. Only this call knows its pixels, so they do not wait for the chunk after."""
         chunk, answered = await self._waiting.get()
         try:
-            if chunk.run != self._lost_run:
+            if self._loss is not None and self._loss[0] == chunk.run:
+                self._on_lost(chunk, self._loss[1])
+            else:
                 await self._encode_one(chunk, answered)
         finally:
             self._waiting.task_done()
@@ -108,7 +110,7 @@ class ChunkEncoder:
             self._on_ready(await self._encode(chunk, answered))
         except Exception as error:
             # The boundary of all encoding: whatever went wrong, this chunk's pictures are lost.
-            self._lost_run = chunk.run
+            self._loss = (chunk.run, error)
             self._on_lost(chunk, error)
 
     async def _encode(self, chunk: CommittedChunk, answered: CommittedTick) -> EncodingDone:

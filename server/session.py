@@ -134,6 +134,8 @@ class Session(Generic[EncodedT]):
         self._events = EventQueue(max_pending=rules.max_pending_events, first_event_id=first_event_id)
         self._gate = PacingGate(mode=pacing, lead_chunks=rules.lead_chunks, fps=fps)
         self._in_flight: _InFlight | None = None
+        self._unanswered: dict[tuple[int, int], tuple[int, ...]] = {}
+        """Event ids of committed chunks, by run and index, that no chunk header and no drop has answered yet."""
         self._retained: deque[ReadyChunk[EncodedT]] = deque(maxlen=rules.num_retained_chunks)
         self._num_requests = 0
         self._runnable_since: float | None = None
@@ -312,6 +314,8 @@ class Session(Generic[EncodedT]):
         self.next_chunk_index += 1
         if tick.prompt is not None:
             self.prompt = tick.prompt
+        if tick.event_ids:
+            self._unanswered[in_flight.run, tick.chunk_index] = tick.event_ids
         return CommittedChunk(
             run=in_flight.run,
             chunk_index=tick.chunk_index,
@@ -375,6 +379,15 @@ class Session(Generic[EncodedT]):
             self._gate.chunk_sent(chunk_index)
 
     # ------------------------------------------------------------ failure, reset, close
+
+    def answer_events(self, chunk: CommittedChunk) -> tuple[int, ...]:
+        """Return the ids of a committed chunk's events, once: they are answered by its header, or dropped with it."""
+        return self._unanswered.pop((chunk.run, chunk.chunk_index), ())
+
+    def answer_all_events(self) -> tuple[int, ...]:
+        """Return the ids of all committed events that are not answered yet, for a socket that gets no further chunk."""
+        unanswered, self._unanswered = self._unanswered, {}
+        return tuple(event_id for event_ids in unanswered.values() for event_id in event_ids)
 
     def fail(self) -> tuple[int, ...]:
         """Enter `failed` and return the ids of all events that will never be applied."""

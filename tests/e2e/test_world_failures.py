@@ -116,6 +116,21 @@ async def test_an_answer_to_another_tick_is_not_committed(server: Server, caplog
     assert "expected session, request, chunk" in caplog.text
 
 
+async def test_events_of_a_chunk_whose_pictures_are_lost_are_dropped(server: Server) -> None:
+    """They acted in the world, but no chunk says so."""
+    socket = await server.connect()
+    await socket.start()
+    await socket.media()
+    await socket.send("session.pause")
+    await socket.expect("session.state", state="paused")
+    server.worker.media_failures.append(OutcomeUnknown("lost"))
+    await socket.send("session.event", event_id=1, prompt="x")
+    await socket.expect("event.queued", event_id=1)
+    await socket.send("session.unpause")
+    await socket.error(code="media_failed")
+    await socket.expect("event.dropped", event_id=1, reason="failed")
+
+
 async def test_lost_pictures_fail_the_session(server: Server, caplog: pytest.LogCaptureFixture) -> None:
     server.worker.media_failures.extend([None, OutcomeUnknown("lost")])
     socket = await server.connect()
