@@ -79,6 +79,7 @@ async def test_served_latents_are_those_of_generate_bit_by_bit(demo: DemoProcess
     assert np.array_equal(watched.latents(), await solo_latents(worker, watched))
 
 
+@pytest.mark.slow
 async def test_served_latents_are_those_of_the_command(demo: DemoProcess, tmp_path: Path) -> None:
     """Pause and reset put the events before the first chunk, where the command has its script."""
     latents = tmp_path / "latents.safetensors"

@@ -456,7 +456,7 @@ def places(value: object, path: tuple[str | int, ...] = ()) -> list[tuple[str | 
     return [it for key, inner in items for it in ((*path, key), *places(inner, (*path, key)))]
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_any_value_anywhere_is_taken_or_refused_in_a_sentence(data: st.DataObject) -> None:
     message = copy.deepcopy(data.draw(st.sampled_from([VALID_START, VALID_INTERACTION, VALID_KEYS])))

@@ -330,7 +330,7 @@ def test_close_is_idempotent_and_final_for_encoding(format: StreamFormat) -> Non
     assert encoder.new_epoch().timescale == FPS * 1000
 
 
-@pytest.mark.parametrize("format", [StreamFormat.FMP4, StreamFormat.JPEG])
+@pytest.mark.parametrize("format", [StreamFormat.FMP4, pytest.param(StreamFormat.JPEG, marks=pytest.mark.slow)])
 def test_memory_does_not_grow_over_200_chunks(format: StreamFormat) -> None:
     encoder = create(format)
     epoch = encoder.new_epoch()

@@ -116,7 +116,7 @@ def play(num_chunks: int, *, recache: bool) -> None:
     assert psutil.Process().memory_info().rss - settled_rss < RSS_ALLOWANCE_BYTES
 
 
-@pytest.mark.parametrize("recache", [False, True])
+@pytest.mark.parametrize("recache", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_200_chunks_hold_and_do_no_more_than_20(recache: bool) -> None:
     play(100 if recache else 200, recache=recache)
 
