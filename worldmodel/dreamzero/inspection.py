@@ -6,9 +6,16 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from kvcache.errors import BudgetTooSmall
 from kvcache.spec import KVSpec
 from worldmodel.checkpoint.errors import CheckpointError
+from worldmodel.checkpoint.inspection import (
+    CARDS_GB,
+    MAX_SESSIONS,
+    ComponentFacts,
+    Inspection,
+    card_capacity,
+    session_memory,
+)
 from worldmodel.checkpoint.json_file import read_json_object
 from worldmodel.checkpoint.safetensors_header import TensorInfo
 from worldmodel.dreamzero.checkpoint import (
@@ -26,15 +33,6 @@ from worldmodel.dreamzero.published import Scale, published
 from worldmodel.dreamzero.robot import Robot
 from worldmodel.dreamzero.weights import EmptyModules, check_tensors, empty_modules, num_parameters, read_checkpoint
 from worldmodel.errors import LoadFailed
-from worldmodel.lingbot.inspection import (
-    CARDS_GB,
-    CONTEXT_BYTES,
-    MAX_SESSIONS,
-    MEMORY_FRACTION,
-    CardCapacity,
-    ComponentFacts,
-    Inspection,
-)
 from worldmodel.wan.precision import PrecisionPlan, precision_plan
 
 ADAPTERS = "adapters"
@@ -78,8 +76,8 @@ def inspect_dreamzero(
         precision=plan.name,
         components=_components(checkpoint),
         geometry=_geometry(checkpoint, robot, spec),
-        memory={**weights_bytes, **_session_memory(spec)},
-        capacity=tuple(_capacity(card, spec, sum(weights_bytes.values())) for card in cards_gb),
+        memory={**weights_bytes, **session_memory(spec, cross_store="text_and_image")},
+        capacity=tuple(card_capacity(card, spec, sum(weights_bytes.values())) for card in cards_gb),
         problems=_problems(checkpoint, modules),
     )
 
@@ -172,26 +170,6 @@ def _geometry(checkpoint: DreamZeroCheckpoint, robot: Robot, spec: KVSpec) -> di
         "vae": f"{'Wan 2.2' if sizes.wide_vae else 'Wan 2.1'}, {sizes.vae.z_dim} latent channels",
         "text_encoder": f"{sizes.text_encoder['num_layers']} layers of {sizes.text_encoder['d_model']}",
     }
-
-
-def _session_memory(spec: KVSpec) -> dict[str, int]:
-    return {
-        "kv_per_session_bytes": spec.storage_bytes(2) - spec.storage_bytes(1),
-        "text_and_image_kv_per_session_bytes": spec.cross_attention_bytes,
-        "model_state_per_session_bytes": spec.model_owned_bytes,
-        "each_further_session_bytes": spec.required_bytes(2) - spec.required_bytes(1),
-        "shared_by_all_sessions_bytes": spec.worker_owned_bytes + spec.staging_bytes,
-        "first_session_bytes": spec.required_bytes(1),
-    }
-
-
-def _capacity(card_gb: float, spec: KVSpec, weights_bytes: int) -> CardCapacity:
-    free_bytes = int(card_gb * 1e9) - weights_bytes - CONTEXT_BYTES
-    try:
-        sessions = spec.capacity(max(free_bytes, 0), MEMORY_FRACTION)
-    except BudgetTooSmall:
-        return CardCapacity(card_gb=card_gb, sessions=0, spare_bytes=0)
-    return CardCapacity(card_gb=card_gb, sessions=sessions, spare_bytes=max(0, free_bytes - spec.required_bytes(1)))
 
 
 def _problems(checkpoint: DreamZeroCheckpoint, modules: EmptyModules) -> tuple[str, ...]:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import nn
 
-from kvcache.errors import BudgetTooSmall
 from kvcache.spec import KVSpec
 from worldmodel.checkpoint.component import Checkpoint
+from worldmodel.checkpoint.inspection import (
+    CARDS_GB,
+    MAX_SESSIONS,
+    ComponentFacts,
+    Inspection,
+    card_capacity,
+    session_memory,
+)
 from worldmodel.checkpoint.safetensors_header import TensorInfo
 from worldmodel.errors import LoadFailed
 from worldmodel.lingbot.acceleration import check_choices
@@ -21,57 +28,6 @@ from worldmodel.lingbot.memory import plan_kv
 from worldmodel.wan.layer_stream import NUM_SLOTS
 from worldmodel.wan.precision import PrecisionPlan, precision_plan
 from worldmodel.wan.text_encoder import TextPlacement, default_placement
-
-CARDS_GB = (24.0, 48.0, 80.0, 141.0)
-
-CONTEXT_BYTES = 1_500_000_000
-"""What a CUDA context, libraries and torch's workspaces take besides weights and K/V; an estimate."""
-
-MEMORY_FRACTION = 0.9
-"""The default of `kvcache.gpu_memory_fraction`."""
-
-MAX_SESSIONS = 64
-"""Sessions are not counted further."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComponentFacts:
-    """One component as it is stored."""
-
-    name: str
-    class_name: str
-    dtypes: tuple[str, ...]
-    num_tensors: int
-    num_parameters: int
-    num_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CardCapacity:
-    """Sessions that fit on a card, counted up to `MAX_SESSIONS`, and what one session leaves free of what may be used.
-
-    `spare_bytes` is 0 if none fits.
-    """
-
-    card_gb: float
-    sessions: int
-    spare_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inspection:
-    """Everything that `inspect` shows. `problems` are reasons why the checkpoint cannot be served."""
-
-    checkpoint: str
-    digest: str
-    width: int
-    height: int
-    precision: str
-    components: tuple[ComponentFacts, ...]
-    geometry: Mapping[str, object]
-    memory: Mapping[str, int]
-    capacity: tuple[CardCapacity, ...]
-    problems: tuple[str, ...]
 
 
 def inspect_checkpoint(
@@ -118,8 +74,12 @@ def inspect_checkpoint(
         precision=plan.name,
         components=_components(checkpoint, empty),
         geometry=_geometry(empty, spec, placement),
-        memory={**weights_bytes, **_session_memory(spec), "text_encoder_on_host_bytes": _host(empty, plan, placement)},
-        capacity=tuple(_capacity(card, spec, sum(weights_bytes.values())) for card in cards_gb),
+        memory={
+            **weights_bytes,
+            **session_memory(spec, cross_store="text"),
+            "text_encoder_on_host_bytes": _host(empty, plan, placement),
+        },
+        capacity=tuple(card_capacity(card, spec, sum(weights_bytes.values())) for card in cards_gb),
         problems=(*find_problems(checkpoint, empty), *_choice_problems(empty, options, plan, device, spec)),
     )
 
@@ -208,23 +168,3 @@ def _host(empty: EmptyModel, plan: PrecisionPlan, placement: TextPlacement) -> i
     """Count host bytes of the text encoder."""
     num_parameters = 0 if placement is TextPlacement.RESIDENT else _num_parameters(empty.text_encoder)
     return num_parameters * plan.text_encoder.itemsize
-
-
-def _session_memory(spec: KVSpec) -> dict[str, int]:
-    return {
-        "kv_per_session_bytes": spec.storage_bytes(2) - spec.storage_bytes(1),
-        "text_kv_per_session_bytes": spec.cross_attention_bytes,
-        "model_state_per_session_bytes": spec.model_owned_bytes,
-        "each_further_session_bytes": spec.required_bytes(2) - spec.required_bytes(1),
-        "shared_by_all_sessions_bytes": spec.worker_owned_bytes + spec.staging_bytes,
-        "first_session_bytes": spec.required_bytes(1),
-    }
-
-
-def _capacity(card_gb: float, spec: KVSpec, weights_bytes: int) -> CardCapacity:
-    free_bytes = int(card_gb * 1e9) - weights_bytes - CONTEXT_BYTES
-    try:
-        sessions = spec.capacity(max(free_bytes, 0), MEMORY_FRACTION)
-    except BudgetTooSmall:
-        return CardCapacity(card_gb=card_gb, sessions=0, spare_bytes=0)
-    return CardCapacity(card_gb=card_gb, sessions=sessions, spare_bytes=max(0, free_bytes - spec.required_bytes(1)))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from worldmodel.checkpoint.inspection import CONTEXT_BYTES, Inspection
 from worldmodel.dreamzero.config import DreamZeroOptions
 from worldmodel.dreamzero.inspection import inspect_dreamzero
 from worldmodel.lingbot.config import LingBotOptions
-from worldmodel.lingbot.inspection import CONTEXT_BYTES, Inspection, inspect_checkpoint
+from worldmodel.lingbot.inspection import inspect_checkpoint
 from worldmodel.messages import StartWorker
 from worldmodel.tools.amounts import bytes_text, parameters_text
 from worldmodel.tools.doctor import STAGING_BYTES, Needs

@@ -16,9 +16,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+from worldmodel.checkpoint.inspection import CARDS_GB, MAX_SESSIONS, Inspection
 from worldmodel.dreamzero.inspection import inspect_dreamzero, is_dreamzero
 from worldmodel.errors import WorldModelError
-from worldmodel.lingbot.inspection import CARDS_GB, MAX_SESSIONS, Inspection, inspect_checkpoint
+from worldmodel.lingbot.inspection import inspect_checkpoint
 from worldmodel.tools.amounts import bytes_text
 
 MAX_CARD_GB = 1e6
