@@ -20,7 +20,6 @@ from functools import partial
 from starlette.websockets import WebSocket
 
 from server.actor import SessionActor
-from server.auth import accepted_subprotocol
 from server.context import ServerContext
 from server.dialects.omni_events import Known, OmniEvents
 from server.dialects.omni_messages import (
@@ -32,8 +31,9 @@ from server.dialects.omni_messages import (
     translate_start_error,
 )
 from server.dialects.omni_playhead import Playhead
-from server.endpoint import BinaryFrame, Outbox, TextFrame, serve_socket
-from server.errors import BadInput, CloseCode, ErrorCode, NotAllowed, ServerError, Unavailable
+from server.dialects.opening import LARGE_TEXT_CHARS, serve_dialog
+from server.endpoint import BinaryFrame, Outbox, TextFrame
+from server.errors import BadInput, CloseCode, ErrorCode, ServerError, Unavailable
 from server.limits import RateLimiter
 from server.media.formats import EncodedChunk, EpochMuxer
 from server.session import ReadyChunk
@@ -67,9 +67,6 @@ from server.wire.omni_messages import (
     VideoStart,
 )
 
-LARGE_TEXT_CHARS = 64 * 1024
-"""Messages above this (images in base64) are parsed in a thread."""
-
 REMEMBERED_PER_PENDING = 4
 """Event ids that are known, as a multiple of those that may wait."""
 
@@ -87,21 +84,7 @@ log = logging.getLogger(__name__)
 
 async def omni_endpoint(websocket: WebSocket, context: ServerContext) -> None:
     """Serve `GET /v1/realtime/video`."""
-    offered = websocket.scope.get("subprotocols", [])
-    await websocket.accept(subprotocol=accepted_subprotocol(offered))
-    outbox = Outbox()
-    dialog = OmniDialog(context, outbox)
-    try:
-        context.auth.check_origin(websocket.headers, scheme=websocket.url.scheme)
-        dialog.owner = context.auth.authenticate(websocket.headers, offered)
-    except NotAllowed as error:
-        dialog.send_error(error)
-    context.metrics.connections.inc()
-    dialog.expect_start()
-    try:
-        await serve_socket(websocket, dialog, outbox, stall_timeout_s=context.config.session.stall_timeout_s)
-    finally:
-        context.metrics.connections.dec()
+    await serve_dialog(websocket, context, OmniDialog)
 
 
 class OmniDialog:

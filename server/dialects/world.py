@@ -17,8 +17,8 @@ from starlette.websockets import WebSocket
 
 from server.actor import ResumePoint, SessionActor
 from server.audience import error_message
-from server.auth import accepted_subprotocol
 from server.context import ServerContext
+from server.dialects.opening import LARGE_TEXT_CHARS, serve_dialog
 from server.dialects.spectator import SpectatorDialog
 from server.dialects.world_messages import (
     init_frame,
@@ -27,8 +27,8 @@ from server.dialects.world_messages import (
     parse_client_message,
     read_controls,
 )
-from server.endpoint import BinaryFrame, Outbox, TextFrame, serve_socket
-from server.errors import BadInput, CloseCode, ErrorCode, EventRefused, NotAllowed, ServerError
+from server.endpoint import BinaryFrame, Outbox, TextFrame
+from server.errors import BadInput, CloseCode, ErrorCode, EventRefused, ServerError
 from server.limits import RateLimiter
 from server.media.formats import EncodedChunk, EpochMuxer
 from server.session import Phase, ReadyChunk
@@ -52,29 +52,12 @@ from server.wire.messages import (
     SessionWatch,
 )
 
-LARGE_TEXT_CHARS = 64 * 1024
-"""Messages above this (images in base64) are parsed in a thread."""
-
 log = logging.getLogger(__name__)
 
 
 async def world_endpoint(websocket: WebSocket, context: ServerContext) -> None:
     """Serve `GET /v1/world`."""
-    offered = websocket.scope.get("subprotocols", [])
-    await websocket.accept(subprotocol=accepted_subprotocol(offered))
-    outbox = Outbox()
-    dialog = WorldDialog(context, outbox)
-    try:
-        context.auth.check_origin(websocket.headers, scheme=websocket.url.scheme)
-        dialog.owner = context.auth.authenticate(websocket.headers, offered)
-    except NotAllowed as error:
-        dialog.send_error(error)
-    context.metrics.connections.inc()
-    dialog.expect_start()
-    try:
-        await serve_socket(websocket, dialog, outbox, stall_timeout_s=context.config.session.stall_timeout_s)
-    finally:
-        context.metrics.connections.dec()
+    await serve_dialog(websocket, context, WorldDialog)
 
 
 SessionMessage = SessionEvent | SessionReset | SessionPause | SessionUnpause | SessionClose | Playback
