@@ -261,7 +261,7 @@ def measure(
     )
     adapter = DreamZeroAdapter(model, DreamZeroOptions.from_json(start.model_options), start)
     spec = adapter.kv_spec()
-    cache = allocate_cache(spec, start)
+    cache = allocate_cache(spec, start, adapter.attention())
     runtime = Runtime(adapter, cache, device=str(device))
     watch = Stopwatch(device)
     owners = {

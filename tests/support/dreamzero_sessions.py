@@ -39,7 +39,7 @@ class Answer:
 
 def runtime_of(adapter: DreamZeroAdapter, start: StartWorker) -> Runtime:
     """Return a runtime over an adapter, without warm-up."""
-    return Runtime(adapter, allocate_cache(adapter.kv_spec(), start))
+    return Runtime(adapter, allocate_cache(adapter.kv_spec(), start, adapter.attention()), device=start.device)
 
 
 def open_robot(
