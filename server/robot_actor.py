@@ -29,6 +29,7 @@ from server.errors import (
 )
 from server.logs import about
 from server.metrics import Metrics
+from server.robot_history import CallHistory
 from server.robot_metrics import RobotMetrics
 from server.robot_session import Actions, Observation, RobotAnswer, RobotCall, RobotPhase, RobotSession
 from server.scheduler import Scheduler
@@ -111,6 +112,7 @@ class RobotActor:
         """Whether its connection speaks for another session now; such a session gives way when a place is needed."""
         self.created_at = self.active_at = services.clock()
         self.num_steps = 0
+        self.history = CallHistory()
         self.close_reason: str | None = None
         """Why it was closed, from the moment that a close begins; also if that fails."""
         self.end_reason: str | None = None
@@ -309,6 +311,7 @@ class RobotActor:
         timing = _server_timing(call, answered.committed, media, now=now)
         self._observe(answered.committed.timings, timing)
         self.session.answered(actions, timing)
+        self.history.note(call)
         self.num_steps += 1
         self.active_at = now
         future = self._futures.pop(call)

@@ -40,8 +40,9 @@ from server.wire.robot_messages import (
     row_lists,
 )
 from server.wire.robot_rest import (
-    ArrayBody,
     CreateRobotSession,
+    RobotActivity,
+    RobotActivityView,
     RobotDescription,
     RobotSessionList,
     RobotSessionView,
@@ -73,22 +74,8 @@ def _step_bodies() -> dict[str, Any]:
     """Describe both forms of a step, and both of its answer."""
     bodies = body_of(RobotStep)
     content = bodies["requestBody"]["content"]
-    # The array stands where it is used: nothing else brings it among the components.
-    _put_in_place(content[JSON_TYPE]["schema"], "#/components/schemas/ArrayBody", ArrayBody.model_json_schema())
     content[MSGPACK_TYPES[0]] = _MSGPACK_SCHEMA
     return bodies
-
-
-def _put_in_place(schema: Any, reference: str, target: dict[str, Any]) -> None:
-    """Replace every reference in a schema by what it refers to."""
-    if isinstance(schema, dict):
-        if schema.get("$ref") == reference:
-            schema.clear()
-            schema.update(target)
-        schema = list(schema.values())
-    if isinstance(schema, list):
-        for part in schema:
-            _put_in_place(part, reference, target)
 
 
 @router.get("/v1/robot")
@@ -135,6 +122,17 @@ async def list_robot_sessions(request: Request) -> RobotSessionList:
     context, owner = context_of(request), authorize(request)
     named = [actor for actor in context.robots.owned_by(owner) if actor.name is not None]
     return RobotSessionList(sessions=[_view(actor, context) for actor in named])
+
+
+@router.get("/v1/robot/activity")
+async def watch_robots(request: Request) -> RobotActivity:
+    """Tell what the caller's robots do: their latest calls and last actions, also of sessions without a name."""
+    context, owner = context_of(request), authorize(request)
+    now = context.clock()
+    return RobotActivity(
+        num_connections=context.robots.num_connections,
+        robots=[_activity(actor, now) for actor in context.robots.owned_by(owner)],
+    )
 
 
 @router.get("/v1/robot/sessions/{session_id}")
@@ -216,6 +214,27 @@ def _view(actor: RobotActor, context: ServerContext) -> RobotSessionView:
         waiting=session.num_waiting,
         connected=actor.holder is not _REST,
         age_s=round(context.clock() - actor.created_at, 3),
+    )
+
+
+def _activity(actor: RobotActor, now: float) -> RobotActivityView:
+    session, history, times = actor.session, actor.history, actor.history.times
+    return RobotActivityView(
+        key=actor.session_id,
+        session_id=actor.name,
+        state=session.phase,
+        run=session.run,
+        num_steps=actor.num_steps,
+        waiting=session.num_waiting,
+        connected=actor.holder is not _REST,
+        age_s=round(now - actor.created_at, 3),
+        quiet_s=round(now - actor.active_at, 3),
+        prompt=history.prompt,
+        last_ms=None if times is None else times.last_ms,
+        median_ms=None if times is None else times.median_ms,
+        p95_ms=None if times is None else times.p95_ms,
+        recent_ms=list(history.recent_ms),
+        actions=None if history.actions is None else [list(row) for row in row_lists(history.actions)],
     )
 
 

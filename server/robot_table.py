@@ -116,6 +116,11 @@ class RobotTable:
     # ------------------------------------------------------------ what can be seen
 
     @property
+    def num_connections(self) -> int:
+        """Open connections of robots, whether they have asked for anything yet or not."""
+        return len(self._connections)
+
+    @property
     def num_tombstones(self) -> int:
         """Sessions that the worker would not release; they hold their places."""
         return sum(actor.session.phase is RobotPhase.CLEANUP_FAILED for actor in self._actors.values())

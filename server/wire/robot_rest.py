@@ -71,6 +71,36 @@ class RobotSessionList(WireModel):
     sessions: list[RobotSessionView]
 
 
+class RobotActivityView(WireModel):
+    """What one robot does, with a name or without. Times in milliseconds, of its latest calls; null before the first.
+
+    `key` stays the same while the session lives. `actions` are those of the last answer, one row per control step.
+    """
+
+    key: str
+    session_id: str | None
+    state: str
+    run: int
+    num_steps: int
+    waiting: int
+    connected: bool
+    age_s: float
+    quiet_s: float
+    prompt: str
+    last_ms: float | None
+    median_ms: float | None
+    p95_ms: float | None
+    recent_ms: list[float]
+    actions: list[list[float]] | None
+
+
+class RobotActivity(WireModel):
+    """What all robots of the caller do. `num_connections` counts everybody's, also those that have not asked yet."""
+
+    num_connections: int
+    robots: list[RobotActivityView]
+
+
 class RobotStateInput(WireModel):
     name: str
     num_dims: int
