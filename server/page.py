@@ -5,9 +5,16 @@ from __future__ import annotations
 from importlib.resources import files
 from pathlib import Path
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from fastapi.responses import FileResponse
 from starlette.exceptions import HTTPException
+
+from server.rest_requests import context_of
+from worldmodel import catalog
+from worldmodel.catalog import ModelKind
+
+INDEX = {ModelKind.WORLD: "index.html", ModelKind.ROBOT: "robot.html"}
+"""A world is steered here; of a robot server the page shows what its robots do."""
 
 MIME_TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -41,8 +48,9 @@ def page_folder() -> Path:
 
 @router.head("/")
 @router.get("/")
-async def index() -> FileResponse:
-    return _file("index.html")
+async def index(request: Request) -> FileResponse:
+    model = context_of(request).config.model.name
+    return _file(INDEX[catalog.lookup(model).kind])
 
 
 @router.head("/static/{path:path}")
