@@ -54,9 +54,19 @@ def authorize(request: Request) -> str | None:
 
 def body_of(model: type[WireModel], *, required: bool = True) -> dict[str, Any]:
     """Describe a body that a handler reads by itself, because ours is bounded before it is parsed."""
-    schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
-    schema.pop("$defs", None)
+    schema = model.model_json_schema()
+    schema = _put_in_place(schema, schema.pop("$defs", {}))
     return {"requestBody": {"required": required, "content": {"application/json": {"schema": schema}}}}
+
+
+def _put_in_place(node: Any, definitions: dict[str, Any]) -> Any:
+    """Replace references by what they refer to: nothing else brings a body's parts among the components."""
+    if isinstance(node, list):
+        return [_put_in_place(part, definitions) for part in node]
+    if not isinstance(node, dict):
+        return node
+    target = definitions.get(str(node.get("$ref", "")).removeprefix("#/$defs/"), {})
+    return {key: _put_in_place(value, definitions) for key, value in {**target, **node}.items() if key != "$ref"}
 
 
 async def read_model(request: Request, model: type[ModelT], *, may_be_empty: bool = False) -> ModelT:

@@ -4,38 +4,12 @@
  *
  * A binary frame is a 4-byte big-endian header length, that many bytes of UTF-8 JSON, and the payload.
  *
- * @typedef {{base64: string} | {upload_id: string} | {name: string}} ImageReference
+ * The types of messages are those of `wire.d.ts`, which is made from the server's own models.
+ *
+ * @typedef {import('./wire.d.ts').ChunkHeader} ChunkHeader
+ * @typedef {import('./wire.d.ts').SessionStarted} SessionStarted
+ * @typedef {import('./wire.d.ts').SessionStart['image']} ImageReference
  * @typedef {{actions: string[], client_ts_ms: number}} Transition
- *
- * @typedef {object} ChunkHeader
- * @property {'chunk'} type
- * @property {'init' | 'media'} kind
- * @property {string} session_id
- * @property {number} epoch
- * @property {number} run
- * @property {number | null} chunk_index
- * @property {{event_id: number, latent_frame: number, wait_ms: number}[]} applied
- * @property {number} num_frames
- * @property {number} pts          Start in units of `timescale`, counted from the start of the epoch.
- * @property {number} timescale
- * @property {Record<string, number> | null} timings_ms
- *
- * @typedef {object} SessionStarted
- * @property {'session.started'} type
- * @property {string} session_id
- * @property {number} epoch
- * @property {number} run
- * @property {string} resume_token
- * @property {string} model
- * @property {number} width
- * @property {number} height
- * @property {number} fps
- * @property {number} latent_frames_per_chunk
- * @property {string | null} mime
- * @property {string} prompt
- * @property {{max_prompt_chars: number, max_image_bytes: number, lead_chunks: number, resume_s: number}} limits
- * @property {{name: string, prompt: string, url: string}[]} start_images
- * @property {string[]} prompts
  */
 
 export const PROTOCOL_VERSION = 1;

@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 from websockets.asyncio.server import ServerConnection, serve
 
 from server import errors, robot_rest, robot_routes
-from server.wire import export
+from server.documents import examples, wire_messages
 from server.wire.binary import pack_chunk, unpack_chunk
 from server.wire.messages import ChunkHeader, Pacing, SessionState, StreamFormat
 from server.wire.robot_messages import RobotConfig, StepAnswer, config_map
@@ -23,39 +23,30 @@ from worldmodel.lingbot import control_schemas, controls
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs/protocol.md"
 TEXT = DOCUMENT.read_text(encoding="utf-8")
-ALL_MESSAGES = (*export.client_messages(), *export.server_messages(), export.chunk_message())
+ALL_MESSAGES = (*wire_messages.client_messages(), *wire_messages.server_messages(), wire_messages.chunk_message())
 
 
 def section(heading: str) -> str:
-    """Text below a heading, up to the next heading of the same or a higher level."""
-    found = re.search(rf"^(#+) {re.escape(heading)}\n", TEXT, re.MULTILINE)
-    assert found, f"docs/protocol.md has no heading {heading!r}"
-    rest = TEXT[found.end() :]
-    end = re.search(rf"^#{{1,{len(found[1])}}} ", rest, re.MULTILINE)
-    return rest[: end.start()] if end else rest
+    return examples.section(TEXT, heading)
 
 
-def fenced(text: str, language: str) -> list[str]:
-    return re.findall(rf"^```{re.escape(language)}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-
-
-def message_examples(message: export.WireMessage) -> list[str]:
-    return fenced(section(f"`{message.name}`"), "json")
+def message_examples(message: wire_messages.WireMessage) -> list[str]:
+    return examples.fenced(section(f"`{message.name}`"), "json")
 
 
 @pytest.mark.parametrize("message", ALL_MESSAGES, ids=lambda message: message.name)
-def test_examples_of_a_message_parse_and_fit_its_schema(message: export.WireMessage) -> None:
-    examples = message_examples(message)
-    assert examples, f"no example of {message.name}"
-    validator = Draft202012Validator(export.message_schema(message))
-    for example in examples:
+def test_examples_of_a_message_parse_and_fit_its_schema(message: wire_messages.WireMessage) -> None:
+    shown = message_examples(message)
+    assert shown, f"no example of {message.name}"
+    validator = Draft202012Validator(wire_messages.message_schema(message))
+    for example in shown:
         message.model.model_validate_json(example)
         validator.validate(json.loads(example))
 
 
 @pytest.mark.parametrize("message", ALL_MESSAGES, ids=lambda message: message.name)
-def test_every_field_of_a_message_is_named_in_its_section(message: export.WireMessage) -> None:
-    prose = re.sub(r"^```.*?^```$", "", section(f"`{message.name}`"), flags=re.MULTILINE | re.DOTALL)
+def test_every_field_of_a_message_is_named_in_its_section(message: wire_messages.WireMessage) -> None:
+    prose = examples.prose(section(f"`{message.name}`"))
     in_examples: set[str] = set()
     for example in message_examples(message):
         in_examples |= json.loads(example).keys()
@@ -65,12 +56,12 @@ def test_every_field_of_a_message_is_named_in_its_section(message: export.WireMe
 
 
 def test_examples_together_show_every_field_that_is_not_about_one_format() -> None:
-    (media,) = message_examples(export.chunk_message())
+    (media,) = message_examples(wire_messages.chunk_message())
     assert ChunkHeader.model_fields.keys() - json.loads(media).keys() == {"codec", "shape", "sizes"}
 
 
 def test_the_hex_dump_is_a_frame() -> None:
-    (dump,) = fenced(section("`chunk`"), "hexdump")
+    (dump,) = examples.fenced(section("`chunk`"), "hexdump")
     rows = [(line[:4], line[6:53], line[55:]) for line in dump.splitlines()]
     frame = b"".join(bytes.fromhex(row[1]) for row in rows)
     assert [int(row[0], 16) for row in rows] == list(range(0, len(frame), 16))
@@ -86,11 +77,11 @@ def test_the_hex_dump_is_a_frame() -> None:
 
 @pytest.mark.parametrize("schema", sorted(control_schemas.control_schemas()))
 def test_control_examples_are_accepted(schema: str) -> None:
-    examples = fenced(section(f"`{schema}`"), f"json control={schema}")
-    assert examples
+    shown = examples.fenced(section(f"`{schema}`"), f"json control={schema}")
+    assert shown
     validator = Draft202012Validator(control_schemas.control_schemas()[schema])
     (track,) = [track for track, schemas in controls.SCHEMAS.items() if schema in schemas]
-    for example in examples:
+    for example in shown:
         controls.parse_control(track, schema, json.loads(example))
         validator.validate(json.loads(example))
 
@@ -136,7 +127,7 @@ def test_every_word_of_a_choice_is_explained(
 
 
 def test_links_inside_the_page_have_a_target() -> None:
-    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", TEXT, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)$", examples.prose(TEXT), re.MULTILINE)
     anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
     assert set(re.findall(r"\]\(#([^)]+)\)", TEXT)) <= anchors
 
@@ -145,7 +136,7 @@ def test_links_inside_the_page_have_a_target() -> None:
 
 
 def test_the_step_of_a_robot_is_accepted() -> None:
-    (example,) = fenced(section("REST for reinforcement learning"), "json robot=step")
+    (example,) = examples.fenced(section("REST for reinforcement learning"), "json robot=step")
     step = RobotStep.model_validate_json(example)
     assert json.loads(example).keys() == RobotStep.model_fields.keys()
     assert read_step_arrays(step)["observation/wrist_image_left"].shape == (1, 2, 3)
@@ -187,7 +178,7 @@ class ScriptedServer:
 
     def __init__(self) -> None:
         self.received: list[dict[str, Any]] = []
-        self._models = {message.name: message.model for message in export.client_messages()}
+        self._models = {message.name: message.model for message in wire_messages.client_messages()}
 
     async def __call__(self, socket: ServerConnection) -> None:
         async for text in socket:
@@ -215,7 +206,7 @@ class ScriptedServer:
 
 
 async def test_the_client_in_one_page_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (source,) = fenced(section("A client in one page"), "python")
+    (source,) = examples.fenced(section("A client in one page"), "python")
     body, _, call = source.rpartition("asyncio.run(main())")
     assert not call.strip()
     scripted = ScriptedServer()
