@@ -9,19 +9,17 @@ import pytest
 import torch
 from diffusers import AutoencoderKLWan
 
+from tests.support.dreamzero_made import random_pictures, write_tiny
 from tests.support.dreamzero_sessions import call, open_robot, runtime_of
-from worldmodel.checkpoint.writer import write_checkpoint
 from worldmodel.dreamzero.adapter import create_adapter
-from worldmodel.dreamzero.config import parse_options
 from worldmodel.dreamzero.layout import original_wide_vae_name, plan_checkpoint
-from worldmodel.dreamzero.published import CAMERA_HEIGHT, CAMERA_WIDTH, Published, Scale, published
+from worldmodel.dreamzero.published import Scale, published
 from worldmodel.dreamzero.wide_vae import (
     WIDE_LATENTS_MEAN,
     WIDE_LATENTS_STD,
     WideObservationVAE,
     wide_vae_name,
 )
-from worldmodel.messages import StartWorker
 from worldmodel.wan.vae_config import VAEConfig
 
 HALVES_TIME = ([False, True, True], [True, True, False])
@@ -95,49 +93,14 @@ def test_names_of_the_wide_encoder_go_both_ways() -> None:
     assert "encoder.downsamples.0.downsamples.1.residual.2.weight" in originals
 
 
-def tiny(scale: str) -> Published:
-    """Return the tiny model, or one of the structure of the 5B."""
-    model = published(Scale.TINY)
-    if scale == "14b":
-        return model
-    network = dict(model.head["diffusion_model_cfg"])
-    network |= {
-        "model_type": "ti2v",
-        "in_dim": 48,
-        "out_dim": 48,
-        "frame_seqlen": 2,
-        "concat_first_frame_latent": False,
-    }
-    head = model.head | {
-        "diffusion_model_cfg": network,
-        "vae_cfg": {"dim": 4, "z_dim": 48},
-        "target_video_height": 32,
-        "target_video_width": 64,
-    }
-    return Published(head=head, width=128, height=64)
-
-
 @pytest.mark.parametrize("scale", ["14b", "5b"])
 def test_a_planned_checkpoint_is_written_loads_and_acts(tmp_path: Path, scale: str) -> None:
-    model = tiny(scale)
-    write_checkpoint(plan_checkpoint(model), tmp_path, seed=0)
-    start = StartWorker(
-        model="dreamzero",
-        checkpoint=str(tmp_path),
-        width=model.width,
-        height=model.height,
-        fps=5,
-        model_options=parse_options({"computed_steps": 5}),
-    )
+    start = write_tiny(tmp_path, scale)
     adapter = create_adapter(start, lambda stage, fraction, detail: None)
     runtime = runtime_of(adapter, start)
     open_robot(runtime, "a")
-    answers = []
-    for index in range(5):
-        shape = (1 if index == 0 else 4, CAMERA_HEIGHT, CAMERA_WIDTH, 3)
-        rng = np.random.default_rng(index)
-        arrays = {key: rng.integers(0, 256, shape, np.uint8) for key in adapter._model.robot.cameras}
-        answers.append(call(runtime, "a", index, arrays, "move"))
+    robot = adapter._model.robot
+    answers = [call(runtime, "a", index, random_pictures(robot, index), "move") for index in range(5)]
     shapes = [answer.latents.shape[:2] for answer in answers]
     channels = 16 if scale == "14b" else 48
     assert shapes == [(channels, 3), (channels, 2), (channels, 2), (channels, 2), (channels, 3)]
