@@ -20,6 +20,7 @@ from tests.support.fake_model import image, keys, open_session, tick
 from tests.support.lingbot_network import SESSION, open_cache, transformer, transformer_config
 from tests.support.lingbot_tiny import OUTPUTS, SINK, VISIBLE, cache_of, history_kv, tiny_adapter
 from worldmodel.lingbot.adapter import LingBotAdapter
+from worldmodel.lingbot.reducer import CameraPlan
 from worldmodel.lingbot.transformer import ChunkInputs
 from worldmodel.messages import SessionId
 from worldmodel.runtime import Runtime
@@ -194,39 +195,53 @@ def store_at_start(adapter: LingBotAdapter, clean: torch.Tensor, inputs: ChunkIn
     adapter._sampler.store_clean(clean, inputs, chunk)
 
 
+def check_positions(
+    adapter: LingBotAdapter, kv: KVCache, index: int, clean: torch.Tensor, condition: torch.Tensor, camera: CameraPlan
+) -> None:
+    """Make the keys of the chunk committed last again at latent frame 0, turn them to where it was, and compare.
+
+    Keys of the first layer depend on nothing but a frame's own latents, condition, camera and position.
+    """
+    model = adapter._transformer
+    with torch.inference_mode():
+        rays = adapter._camera.tokens(camera.relative_n44, camera.intrinsics_n4)
+        inputs = model.chunk_inputs(condition, rays, 0)
+        at_start = keys_of_layer_0(partial(store_at_start, adapter, clean, inputs), open_cache(model, 4, 6))
+    stored = history_kv(kv, "a")
+    for offset, frame_keys in enumerate(at_start.chunk(3)):
+        # The tokens of a chunk that starts at frame 0 are at frames 0, 1 and 2 already.
+        there, found = turned(frame_keys, 3 * index), turned(stored[0, 3 * index + offset][0], 0)
+        np.testing.assert_allclose(found, there, atol=1e-5, rtol=0, err_msg=f"latent frame {3 * index + offset}")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_two_hours_of_chunks_with_keys_where_the_formula_puts_them() -> None:
-    """Two hours at 16 frames a second, turning all the time.
-
-    Keys of the first layer depend on nothing but a frame's own latents, condition, camera and position, so those of any
-    chunk can be made again at latent frame 0 and turned to where it was, in float64.
-    """
+    """Two hours at 16 frames a second, decoded, turning all the time; positions in float64 and memory now and then."""
     adapter = tiny_adapter()
     kv = cache_of(adapter)
     runtime = Runtime(adapter, kv)
     runtime.open(open_session("a", outputs=OUTPUTS), image())
-    model = adapter._transformer
     checked = {OFFICIAL_LAST_FRAME // 3, OFFICIAL_LAST_FRAME // 3 + 1, 1000, 5000, TWO_HOURS_CHUNKS - 1}
+    settled: Size | None = None
+    settled_rss = 0
     for index in range(TWO_HOURS_CHUNKS):
         state = runtime._sessions[SessionId("a")].state
         events = (keys(index, "w", "l"),) if index % 3 == 0 else ()
         _, (latents, _) = runtime.tick(tick("a", index, *events)).to_host()
+        if index == SETTLED_CHUNKS:
+            settled, settled_rss = size_of(kv), psutil.Process().memory_info().rss
         if index not in checked:
             continue
-        plan = adapter._reducer.prepare(state.camera, events, 3)
-        with torch.inference_mode():
-            rays = adapter._camera.tokens(plan.relative_n44, plan.intrinsics_n4)
-            inputs = model.chunk_inputs(state.condition.fixed_condition_20FHW, rays, 0)
-            clean = torch.from_numpy(np.frombuffer(latents, np.float32).reshape(16, 3, 4, 6).copy())
-            fresh = open_cache(model, 4, 6)
-            at_start = keys_of_layer_0(partial(store_at_start, adapter, clean, inputs), fresh)
-        stored = history_kv(kv, "a")
-        for offset, frame_keys in enumerate(at_start.chunk(3)):
-            frame = 3 * index + offset
-            # The tokens of a chunk that starts at frame 0 are at frames 0, 1 and 2 already.
-            there = turned(frame_keys, frame - offset)
-            np.testing.assert_allclose(turned(stored[0, frame][0], 0), there, atol=1e-5, rtol=0, err_msg=f"{frame}")
+        assert settled is not None
+        size = size_of(kv)
+        assert (size.tensors, size.tensor_bytes) == (settled.tensors, settled.tensor_bytes), f"chunk {index}"
+        assert (size.pages, size.resident_latent_frames) == (VISIBLE, VISIBLE)
+        assert psutil.Process().memory_info().rss - settled_rss < RSS_ALLOWANCE_BYTES, f"chunk {index}"
+        clean = torch.from_numpy(np.frombuffer(latents, np.float32).reshape(16, 3, 4, 6).copy())
+        condition = state.condition.fixed_condition_20FHW
+        check_positions(adapter, kv, index, clean, condition, adapter._reducer.prepare(state.camera, events, 3))
+        del clean, condition
     assert kv.num_latent_frames("a") == 3 * TWO_HOURS_CHUNKS
 
 
