@@ -1,4 +1,4 @@
-"""Python client of the `world` dialect: `from clients.python import WorldClient`.
+"""Python client of the `world` dialect: `from clients.python import connect`, or with asyncio `WorldClient`.
 
 Importing this package loads nothing; its names load their modules when they are first used.
 """
@@ -9,7 +9,8 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from clients.python.chunk import Chunk
+    from clients.python.blocking import BlockingReceipt, WatchedWorld, World, connect, watch
+    from clients.python.chunk import Chunk, Frame
     from clients.python.errors import (
         BadServerMessage,
         ConnectFailed,
@@ -22,38 +23,53 @@ if TYPE_CHECKING:
     )
     from clients.python.mp4 import Mp4Writer
     from clients.python.receipts import Applied, Receipt
+    from clients.python.spectator import Spectator
     from clients.python.world import WorldClient
 
 _MODULES = {
     "Applied": "receipts",
     "BadServerMessage": "errors",
+    "BlockingReceipt": "blocking",
     "Chunk": "chunk",
     "ConnectFailed": "errors",
     "EventDropped": "errors",
+    "Frame": "chunk",
     "LinkLost": "errors",
     "Mp4Writer": "mp4",
     "Receipt": "receipts",
     "Refused": "errors",
     "SessionFailed": "errors",
     "SessionLost": "errors",
+    "Spectator": "spectator",
+    "WatchedWorld": "blocking",
+    "World": "blocking",
     "WorldClient": "world",
     "WorldClientError": "errors",
+    "connect": "blocking",
+    "watch": "blocking",
 }
 
 __all__ = [
     "Applied",
     "BadServerMessage",
+    "BlockingReceipt",
     "Chunk",
     "ConnectFailed",
     "EventDropped",
+    "Frame",
     "LinkLost",
     "Mp4Writer",
     "Receipt",
     "Refused",
     "SessionFailed",
     "SessionLost",
+    "Spectator",
+    "WatchedWorld",
+    "World",
     "WorldClient",
     "WorldClientError",
+    "connect",
+    "watch",
 ]
 
 

@@ -15,6 +15,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """One decoded media frame: uint8 [height, width, 3], RGB. `index` counts in its chunk."""
+
+    image: npt.NDArray[np.uint8]
+    index: int
+    chunk: Chunk
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
     """A chunk of the session. `init` is the init segment of its epoch (fmp4 only); `received_s` the client's clock."""
 

@@ -21,6 +21,7 @@ from server.wire.messages import (
     ServerMessage,
     SessionQueued,
     SessionStarted,
+    SessionWatching,
     WireModel,
 )
 
@@ -95,12 +96,27 @@ class Link:
 
     async def start(self, text: str, on_queued: Callable[[SessionQueued], None]) -> SessionStarted:
         """Send a `session.start` and wait for its answer. Raises `Refused`, `ConnectFailed` or `BadServerMessage`."""
+        answer = await self._begin(text, on_queued)
+        if isinstance(answer, SessionStarted):
+            return answer
+        await self.close()
+        raise BadServerMessage(f"expected session.started, got {answer.type}")
+
+    async def watch(self, text: str) -> SessionWatching:
+        """Send a `session.watch` and wait for its answer. Raises as `start` does."""
+        answer = await self._begin(text, lambda queued: None)
+        if isinstance(answer, SessionWatching):
+            return answer
+        await self.close()
+        raise BadServerMessage(f"expected session.watching, got {answer.type}")
+
+    async def _begin(self, text: str, on_queued: Callable[[SessionQueued], None]) -> SessionStarted | SessionWatching:
         try:
             await self.send(text)
             while True:
                 match await self.receive():
-                    case SessionStarted() as started:
-                        return started
+                    case SessionStarted() | SessionWatching() as answer:
+                        return answer
                     case SessionQueued() as queued:
                         on_queued(queued)
                     case ErrorMessage() as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 from clients.python.errors import EventDropped, Refused, WorldClientError
@@ -23,10 +23,16 @@ class Applied:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Receipt:
-    """One accepted event. `applied` resolves when the chunk that shows it has arrived, or raises `EventDropped`."""
+    """One accepted event. `applied` resolves when the chunk that shows it has arrived, or raises `EventDropped`.
+
+    `await receipt` waits for it, and giving up waiting leaves it as it is.
+    """
 
     event_id: int
     applied: asyncio.Future[Applied]
+
+    def __await__(self) -> Generator[None, None, Applied]:
+        return asyncio.shield(self.applied).__await__()
 
 
 @dataclass(slots=True, eq=False)

@@ -247,6 +247,7 @@ class ClientSession:
                     "protocol": PROTOCOL_VERSION,
                     "resume_token": self.started.resume_token,
                     "last_chunk_index": self._last_chunk_index,
+                    "run": self._run,
                 }
                 self._enter(link, await link.start(to_text(SessionResume, fields), self._on_queued))
                 for text in self._receipts.unanswered():

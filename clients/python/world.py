@@ -9,12 +9,13 @@ import asyncio
 import base64
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypedDict
 
 from clients.python.buffer import VirtualViewer
-from clients.python.chunk import Chunk
+from clients.python.chunk import Chunk, Frame
 from clients.python.link import LinkSettings
 from clients.python.mp4 import Mp4Writer
 from clients.python.offers import read_beginning
@@ -40,6 +41,25 @@ RESUME_DELAYS_S = (0.25, 1.0, 2.0, 4.0)
 
 Image = str | bytes | Path
 """A start image: a name that the server offers, the bytes of a PNG, JPEG or WebP, or the path of such a file."""
+
+
+class WorldOptions(TypedDict, total=False):
+    """The keyword arguments of `WorldClient`."""
+
+    prompt: str | None
+    image: Image | None
+    format: StreamFormat | str
+    pacing: Pacing | str
+    seed: int | None
+    size: str | None
+    model: str | None
+    token: str | None
+    event_base: int
+    report_playback: bool
+    resume_delays_s: Sequence[float]
+    max_buffered_chunks: int
+    clock: Callable[[], float]
+    sleep: Callable[[float], Awaitable[object]]
 
 
 class WorldClient:
@@ -100,6 +120,7 @@ class WorldClient:
         self._viewer = VirtualViewer()
         self._taken: asyncio.Queue[tuple[float, Chunk]] = asyncio.Queue()
         self._reporter: asyncio.Task[None] | None = None
+        self._recordings: list[Mp4Writer] = []
 
     # ------------------------------------------------------------ life
 
@@ -240,23 +261,47 @@ class WorldClient:
 
         Raises `SessionFailed` (after which `reset` and another `chunks()` are possible) or `SessionLost`.
         """
-        while (chunk := await self._session.buffer.take()) is not None:
-            shown_s = self._viewer.show(self._clock(), chunk.duration_s)
-            if self._reporter is not None:
-                self._taken.put_nowait((shown_s, chunk))
+        while (chunk := await self.next_chunk()) is not None:
             yield chunk
+
+    async def next_chunk(self, *, timeout_s: float | None = None) -> Chunk | None:
+        """Take the next chunk, None when the session is closed. Raises as `chunks` does, and `TimeoutError`."""
+        async with asyncio.timeout(timeout_s):
+            chunk = await self._session.buffer.take()
+        if chunk is None:
+            return None
+        shown_s = self._viewer.show(self._clock(), chunk.duration_s)
+        if self._reporter is not None:
+            self._taken.put_nowait((shown_s, chunk))
+        for writer in self._recordings:
+            await asyncio.to_thread(writer.add, chunk)
+        return chunk
+
+    async def frames(self) -> AsyncIterator[Frame]:
+        """Iterate over the decoded media frames, as they come. Raises as `chunks` and `Chunk.frames` do."""
+        while (chunk := await self.next_chunk()) is not None:
+            for index, image in enumerate(await asyncio.to_thread(chunk.frames)):
+                yield Frame(image=image, index=index, chunk=chunk)
+
+    @asynccontextmanager
+    async def recording(self, path: Path | str) -> AsyncIterator[Mp4Writer]:
+        """Write every chunk that is taken in the meantime to an MP4 file. Raises `ValueError` for other formats."""
+        if self.session.format is not StreamFormat.FMP4:
+            raise ValueError(f"expected a session of format {StreamFormat.FMP4}, this one has {self.session.format}")
+        writer = await asyncio.to_thread(Mp4Writer, path)
+        self._recordings.append(writer)
+        try:
+            yield writer
+        finally:
+            self._recordings.remove(writer)
+            await asyncio.to_thread(writer.close)
 
     async def save_mp4(self, path: Path | str, *, num_chunks: int | None = None) -> int:
         """Write the next chunks to an MP4 file, all until the session ends if no number is given; returns how many."""
-        writer = await asyncio.to_thread(Mp4Writer, path)
-        try:
-            if num_chunks is None or num_chunks > 0:
-                async for chunk in self.chunks():
-                    await asyncio.to_thread(writer.add, chunk)
-                    if writer.num_chunks == num_chunks:
-                        break
-        finally:
-            await asyncio.to_thread(writer.close)
+        async with self.recording(path) as writer:
+            while num_chunks is None or writer.num_chunks < num_chunks:
+                if await self.next_chunk() is None:
+                    break
         return writer.num_chunks
 
     async def report_shown(self, chunk: Chunk, *, buffered_s: float = 0.0) -> None:
