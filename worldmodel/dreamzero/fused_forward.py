@@ -11,11 +11,8 @@ channels, F latent frames, Y and X latent rows and columns, N actions, A action 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from kvcache.pool import WritableRows
 from kvcache.transaction import BranchedLayerKV
@@ -30,21 +27,9 @@ from worldmodel.dreamzero.transformer import (
     StepTime,
     Velocity,
 )
-from worldmodel.dreamzero.transformer_layers import Layer, TimeConstants
+from worldmodel.dreamzero.transformer_layers import TimeConstants
+from worldmodel.kernels.fused_layer import FusedFormat
 from worldmodel.kernels.layer_ops import LayerOps, RowScaled, Update
-from worldmodel.kernels.linears import Fp8Linear, HighLinear, fold_weights
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class FusedLayer:
-    """The linears of one layer in the order of their use; both kinds are called alike."""
-
-    qkv: Any
-    self_output: Any
-    cross_query: Any
-    cross_output: Any
-    feed_forward_in: Any
-    feed_forward_out: Any
 
 
 class FusedForward:
@@ -57,33 +42,10 @@ class FusedForward:
     def __init__(self, transformer: DreamZeroTransformer, ops: LayerOps, *, quantize: bool = False) -> None:
         self._transformer = transformer
         self._ops = ops
-        self._is_quantized = quantize
-        self._layers = tuple(self._fuse(layer) for layer in transformer.layers)
-
-    def _fuse(self, layer: Layer) -> FusedLayer:
-        attention, cross = layer.self_attn, layer.cross_attn
-        fused = FusedLayer(
-            qkv=self._linear(*fold_weights(attention.q, attention.k, attention.v)),
-            self_output=self._linear_of(attention.o),
-            cross_query=self._linear_of(cross.q),
-            cross_output=self._linear_of(cross.o),
-            feed_forward_in=self._linear_of(layer.ffn[0]),
-            feed_forward_out=self._linear_of(layer.ffn[2]),
+        self._format = FusedFormat(ops, transformer.plan.linear, quantize=quantize)
+        self._layers = tuple(
+            self._format.fuse(layer.self_attn, layer.cross_attn, layer.ffn) for layer in transformer.layers
         )
-        if self._is_quantized:
-            for linear in (attention.q, attention.k, attention.v, attention.o, cross.q, cross.o, *layer.ffn):
-                if isinstance(linear, nn.Linear):
-                    linear.weight.data = linear.weight.new_empty(0)
-        return fused
-
-    def _linear_of(self, linear: nn.Module) -> HighLinear | Fp8Linear:
-        assert isinstance(linear, nn.Linear)
-        return self._linear(linear.weight.detach(), linear.bias.detach())
-
-    def _linear(self, weight_ND: Tensor, bias_N: Tensor) -> HighLinear | Fp8Linear:
-        if self._is_quantized:
-            return Fp8Linear(weight_ND, bias_N, self._transformer.plan.linear)
-        return HighLinear(weight_ND, bias_N)
 
     # ------------------------------------------------------------ the forwards
 
@@ -131,10 +93,7 @@ class FusedForward:
     def _norm(
         self, index: int, h_RD: Tensor, update: Update | None, scale_D: Tensor, shift_D: Tensor
     ) -> tuple[Tensor, Tensor | RowScaled]:
-        eps, dtype = self._transformer.layers[index].eps, self._transformer.plan.linear
-        if self._is_quantized:
-            return self._ops.residual_norm_fp8(h_RD, update, scale_D, shift_D, eps)
-        return self._ops.residual_norm(h_RD, update, scale_D, shift_D, eps, dtype)
+        return self._format.norm(h_RD, update, scale_D, shift_D, self._transformer.layers[index].eps)
 
     def _query_and_cache(
         self, index: int, a_RD: Tensor | RowScaled, rotations: dict[int, Tensor], rows: WritableRows
@@ -158,24 +117,16 @@ class FusedForward:
         layer, fused, m = self._transformer.layers[index], self._layers[index], time.layers[index]
         streams = 1 if index < SHARED_LAYERS else NUM_BRANCHES
         attended_BTHK = kv.attend_all(index, q_RHK.unflatten(0, (streams, -1)))
-        attended_RD = self._linear_input(attended_BTHK.flatten(2).flatten(0, 1))
+        attended_RD = self._format.linear_input(attended_BTHK.flatten(2).flatten(0, 1))
         update = Update(branch_TD=fused.self_output(attended_RD), gate_D=m.attention_gate)
         h_RD, a_RD = self._norm(index, h_RD, update, layer.norm3.weight, layer.norm3.bias)
         cross_RD = self._cross_attention(index, a_RD, streams, kv)
         if streams < NUM_BRANCHES:
             # From here on the branches differ.
             h_RD = h_RD.repeat(NUM_BRANCHES, 1)
-        update = Update(branch_TD=fused.cross_output(self._linear_input(cross_RD)))
+        update = Update(branch_TD=fused.cross_output(self._format.linear_input(cross_RD)))
         h_RD, a_RD = self._norm(index, h_RD, update, m.feed_forward_scale, m.feed_forward_shift)
-        return h_RD, Update(branch_TD=self._feed_forward(fused, a_RD), gate_D=m.feed_forward_gate)
-
-    def _feed_forward(self, fused: FusedLayer, a_RD: Tensor | RowScaled) -> Tensor:
-        if self._is_quantized:
-            return fused.feed_forward_out(self._ops.gelu_fp8(fused.feed_forward_in(a_RD)))
-        return fused.feed_forward_out(fused.feed_forward_in.gelu(a_RD))
-
-    def _linear_input(self, x_RD: Tensor) -> Tensor | RowScaled:
-        return self._ops.quantize(x_RD) if self._is_quantized else x_RD
+        return h_RD, Update(branch_TD=self._format.feed_forward(fused, a_RD), gate_D=m.feed_forward_gate)
 
     def _cross_attention(self, index: int, a_RD: Tensor | RowScaled, streams: int, kv: BranchedLayerKV) -> Tensor:
         """Return attention to text plus attention to the image, of all branches, [R, D]."""

@@ -10,29 +10,14 @@ frames of the chunk, Y and X latent rows and columns, R rotated pairs of a head.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from kvcache.transaction import ChunkTransaction, LayerKV
+from worldmodel.kernels.fused_layer import FusedFormat, FusedLayer
 from worldmodel.kernels.layer_ops import LayerOps, RowScaled, Update
-from worldmodel.kernels.linears import Fp8Linear, HighLinear, fold_weights
 from worldmodel.lingbot.transformer import TEXT_STORE, ChunkInputs, Layer, LingBotTransformer, TimeConstants
 from worldmodel.wan.layers import unpatchify
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class FusedLayer:
-    """The linears of one layer in the order of their use; both kinds are called alike."""
-
-    qkv: Any
-    self_output: Any
-    cross_query: Any
-    cross_output: Any
-    feed_forward_in: Any
-    feed_forward_out: Any
 
 
 class FusedForward:
@@ -47,36 +32,14 @@ class FusedForward:
             raise ValueError(f"the precision plan {transformer.plan.name!r} rounds where fused operations don't")
         self._transformer = transformer
         self._ops = ops
-        self._is_quantized = quantize
+        self._format = FusedFormat(ops, transformer.plan.linear, quantize=quantize)
         self._layers = tuple(self._fuse(layer) for layer in transformer.layers)
 
     def _fuse(self, layer: Layer) -> FusedLayer:
-        attention, cross = layer.self_attn, layer.cross_attn
+        attention = layer.self_attn
         if self._transformer.plan.quantizes_kv:
             balance_values(attention.v, attention.o, attention.num_heads)
-        qkv = self._linear(*fold_weights(attention.q, attention.k, attention.v))
-        fused = FusedLayer(
-            qkv=qkv,
-            self_output=self._linear_of(attention.o),
-            cross_query=self._linear_of(cross.q),
-            cross_output=self._linear_of(cross.o),
-            feed_forward_in=self._linear_of(layer.ffn[0]),
-            feed_forward_out=self._linear_of(layer.ffn[2]),
-        )
-        if self._is_quantized:
-            for linear in (attention.q, attention.k, attention.v, attention.o, cross.q, cross.o, *layer.ffn):
-                if isinstance(linear, nn.Linear):
-                    linear.weight.data = linear.weight.new_empty(0)
-        return fused
-
-    def _linear_of(self, linear: nn.Module) -> HighLinear | Fp8Linear:
-        assert isinstance(linear, nn.Linear)
-        return self._linear(linear.weight.detach(), linear.bias.detach())
-
-    def _linear(self, weight_ND: Tensor, bias_N: Tensor) -> HighLinear | Fp8Linear:
-        if self._is_quantized:
-            return Fp8Linear(weight_ND, bias_N, self._transformer.plan.linear)
-        return HighLinear(weight_ND, bias_N)
+        return self._format.fuse(attention, layer.cross_attn, layer.ffn)
 
     # ------------------------------------------------------------ the forwards
 
@@ -121,14 +84,9 @@ class FusedForward:
         self, index: int, h_TD: Tensor, update: Update | None, time: TimeConstants
     ) -> tuple[Tensor, Tensor | RowScaled]:
         m = time.layers[index]
-        return self._norm(h_TD, update, m.attention_scale, m.attention_shift, self._transformer.layers[index].eps)
-
-    def _norm(
-        self, h_TD: Tensor, update: Update | None, scale_D: Tensor, shift_D: Tensor, eps: float
-    ) -> tuple[Tensor, Tensor | RowScaled]:
-        if self._is_quantized:
-            return self._ops.residual_norm_fp8(h_TD, update, scale_D, shift_D, eps)
-        return self._ops.residual_norm(h_TD, update, scale_D, shift_D, eps, self._transformer.plan.linear)
+        return self._format.norm(
+            h_TD, update, m.attention_scale, m.attention_shift, self._transformer.layers[index].eps
+        )
 
     def _query_and_cache(self, index: int, a_TD: Tensor | RowScaled, rotations_TR2: Tensor, chunk: LayerKV) -> Tensor:
         """Write the layer's K and V of this chunk and return its queries [T, H, K]."""
@@ -155,7 +113,7 @@ class FusedForward:
         """Run one layer on its normalised input; its last sum is left to the next norm."""
         layer, fused, m = self._transformer.layers[index], self._layers[index], time.layers[index]
         query_THK = self._query_and_cache(index, a_TD, rotations_TR2, chunk)
-        attended_TD = self._linear_input(chunk.attend(index, query_THK).flatten(1))
+        attended_TD = self._format.linear_input(chunk.attend(index, query_THK).flatten(1))
         camera = inputs.camera[index]
         update = Update(
             branch_TD=fused.self_output(attended_TD),
@@ -163,11 +121,11 @@ class FusedForward:
             camera_scale_TD=camera.scale,
             camera_shift_TD=camera.shift,
         )
-        h_TD, a_TD = self._norm(h_TD, update, layer.norm3.weight, layer.norm3.bias, layer.eps)
+        h_TD, a_TD = self._format.norm(h_TD, update, layer.norm3.weight, layer.norm3.bias, layer.eps)
         text_TD = self._cross_attention(index, a_TD, chunk)
-        update = Update(branch_TD=fused.cross_output(self._linear_input(text_TD)))
-        h_TD, a_TD = self._norm(h_TD, update, m.feed_forward_scale, m.feed_forward_shift, layer.eps)
-        return h_TD, Update(branch_TD=self._feed_forward(fused, a_TD), gate_D=m.feed_forward_gate)
+        update = Update(branch_TD=fused.cross_output(self._format.linear_input(text_TD)))
+        h_TD, a_TD = self._format.norm(h_TD, update, m.feed_forward_scale, m.feed_forward_shift, layer.eps)
+        return h_TD, Update(branch_TD=self._format.feed_forward(fused, a_TD), gate_D=m.feed_forward_gate)
 
     def _cross_attention(self, index: int, a_TD: Tensor | RowScaled, chunk: LayerKV) -> Tensor:
         cross = self._transformer.layers[index].cross_attn
@@ -175,14 +133,6 @@ class FusedForward:
         query_TD = self._ops.rms_norm(query_TD, cross.norm_q.weight, cross.norm_q.eps)
         query_THK = query_TD.unflatten(-1, (cross.num_heads, -1))
         return chunk.cross_store(TEXT_STORE).attend(index, query_THK).flatten(1)
-
-    def _feed_forward(self, fused: FusedLayer, a_TD: Tensor | RowScaled) -> Tensor:
-        if self._is_quantized:
-            return fused.feed_forward_out(self._ops.gelu_fp8(fused.feed_forward_in(a_TD)))
-        return fused.feed_forward_out(fused.feed_forward_in.gelu(a_TD))
-
-    def _linear_input(self, x_TD: Tensor) -> Tensor | RowScaled:
-        return self._ops.quantize(x_TD) if self._is_quantized else x_TD
 
 
 def balance_values(value: nn.Linear, output: nn.Linear, num_heads: int) -> None:
