@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from worldmodel.checkpoint.loading import DTypeChoice, Progress
+from worldmodel.checkpoint.loading import DTypeChoice, NameChoice, Progress
 from worldmodel.checkpoint.safetensors_header import TensorInfo
 
 
@@ -51,6 +51,7 @@ class Component(Protocol):
         dtype: DTypeChoice,
         device: torch.device | str = "cpu",
         progress: Progress | None = None,
+        only: NameChoice | None = None,
     ) -> None:
         """Fill a module with this component's tensors.
 
@@ -60,6 +61,7 @@ class Component(Protocol):
             dtype: Type of the floating tensors, or a function from a tensor's name to its type.
             device: Where the tensors go.
             progress: Called with the fraction of bytes read and a short text.
+            only: Fill the tensors that it accepts by name and leave the others alone; None fills all.
 
         Raises:
             CheckpointError: naming every missing, extra, misshaped and wrongly typed tensor; the module is untouched.

@@ -18,7 +18,15 @@ from torch import Tensor, nn
 
 from worldmodel.checkpoint.errors import CheckpointError, naming
 from worldmodel.checkpoint.json_file import is_plain_name, read_json_object
-from worldmodel.checkpoint.loading import DTypeChoice, Progress, find_misfits, listing, load_tensors, read_tensor
+from worldmodel.checkpoint.loading import (
+    DTypeChoice,
+    NameChoice,
+    Progress,
+    find_misfits,
+    listing,
+    load_tensors,
+    read_tensor,
+)
 from worldmodel.checkpoint.safetensors_header import SafetensorsFile, TensorInfo, read_safetensors_header
 from worldmodel.checkpoint.stored_component import sampled_digest
 from worldmodel.json_checks import describe
@@ -82,9 +90,10 @@ class ComponentReader:
         dtype: DTypeChoice,
         device: torch.device | str = "cpu",
         progress: Progress | None = None,
+        only: NameChoice | None = None,
     ) -> None:
         """Fill a module as `Component.load_into` says."""
-        load_tensors(self.tensors, module, str(self.folder), dtype=dtype, device=device, progress=progress)
+        load_tensors(self.tensors, module, str(self.folder), dtype=dtype, device=device, progress=progress, only=only)
 
 
 class Checkpoint:

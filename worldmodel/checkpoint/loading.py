@@ -18,6 +18,9 @@ from worldmodel.checkpoint.tensor_stream import TORCH_DTYPES, stream_tensors
 DTypeChoice = torch.dtype | Callable[[str], torch.dtype]
 """The type of all floating tensors, or a function from a tensor's name to its type."""
 
+NameChoice = Callable[[str], bool]
+"""Says of a tensor's name whether the tensor is meant."""
+
 Progress = Callable[[float, str], None]
 """Called with (fraction 0..1, detail)."""
 
@@ -44,13 +47,17 @@ def load_tensors(
     dtype: DTypeChoice,
     device: torch.device | str,
     progress: Progress | None,
+    only: NameChoice | None = None,
 ) -> None:
     """Do what `Component.load_into` says; `subject` opens the error text."""
-    wanted = names_by_tensor(module)
+    wanted = everything = names_by_tensor(module)
+    if only is not None:
+        stored = {name: info for name, info in stored.items() if only(name)}
+        wanted = choose_names(wanted, only)
     plan, problems = _plan(stored, wanted)
     if problems:
         raise CheckpointError(subject, *problems)
-    check_other_buffers(module, wanted)
+    check_other_buffers(module, everything)
 
     def chosen(info: TensorInfo) -> torch.dtype | None:
         if info.dtype not in _FLOATING:
@@ -98,6 +105,11 @@ def names_by_tensor(module: nn.Module) -> list[tuple[Tensor, list[str]]]:
         names[id(tensor)].append(name)
         tensors[id(tensor)] = tensor
     return [(tensor, names[key]) for key, tensor in tensors.items()]
+
+
+def choose_names(wanted: list[tuple[Tensor, list[str]]], only: NameChoice) -> list[tuple[Tensor, list[str]]]:
+    """Return the tensors that have an accepted name, with all their names."""
+    return [(tensor, names) for tensor, names in wanted if any(only(name) for name in names)]
 
 
 def _plan(

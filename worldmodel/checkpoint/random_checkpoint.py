@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from worldmodel.checkpoint.errors import CheckpointError
-from worldmodel.checkpoint.loading import DTypeChoice, Progress
+from worldmodel.checkpoint.loading import DTypeChoice, NameChoice, Progress
 from worldmodel.checkpoint.plan import MAX_SEED
 from worldmodel.checkpoint.random_weights import RandomWeights, fill_random
 from worldmodel.checkpoint.safetensors_header import TensorInfo
@@ -49,10 +49,11 @@ class RandomComponent:
         dtype: DTypeChoice,
         device: torch.device | str = "cpu",
         progress: Progress | None = None,
+        only: NameChoice | None = None,
     ) -> None:
         """Fill a module as `Component.load_into` says; every tensor it wants is there."""
         weights = RandomWeights(seed=self.seed, device=device, gains=self.gains)
-        fill_random(module, weights, dtype=dtype, device=device, progress=progress)
+        fill_random(module, weights, dtype=dtype, device=device, progress=progress, only=only)
 
 
 class RandomCheckpoint:

@@ -16,7 +16,15 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from worldmodel.checkpoint.loading import DTypeChoice, Progress, check_other_buffers, fill_module, names_by_tensor
+from worldmodel.checkpoint.loading import (
+    DTypeChoice,
+    NameChoice,
+    Progress,
+    check_other_buffers,
+    choose_names,
+    fill_module,
+    names_by_tensor,
+)
 
 PERIOD = 16_777_213
 """Length of the sequence: the largest prime below 2^24, so that no row length divides it."""
@@ -84,13 +92,16 @@ def fill_random(
     dtype: DTypeChoice,
     device: torch.device | str,
     progress: Progress | None = None,
+    only: NameChoice | None = None,
 ) -> None:
     """Fill a module's parameters and persistent buffers like a checkpoint would; it may be on the meta device.
 
     `device` must be that of `weights`. Names that share a parameter share one tensor, named by the first of them.
+    `only` leaves alone what it does not accept by name.
     """
     wanted = names_by_tensor(module)
     check_other_buffers(module, wanted)
+    wanted = wanted if only is None else choose_names(wanted, only)
 
     def drawn() -> Iterator[tuple[list[str], Tensor, int]]:
         for slot, names in wanted:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from worldmodel.checkpoint.errors import naming
-from worldmodel.checkpoint.loading import DTypeChoice, Progress, find_misfits, load_tensors
+from worldmodel.checkpoint.loading import DTypeChoice, NameChoice, Progress, find_misfits, load_tensors
 from worldmodel.checkpoint.safetensors_header import TensorInfo, read_safetensors_header
 
 _SAMPLE_BYTES = 64 * 1024
@@ -39,9 +39,10 @@ class StoredComponent:
         dtype: DTypeChoice,
         device: torch.device | str = "cpu",
         progress: Progress | None = None,
+        only: NameChoice | None = None,
     ) -> None:
         """Fill a module as `Component.load_into` says."""
-        load_tensors(self.tensors, module, self.subject, dtype=dtype, device=device, progress=progress)
+        load_tensors(self.tensors, module, self.subject, dtype=dtype, device=device, progress=progress, only=only)
 
 
 def sampled_digest(root: Path, files: Iterable[Path]) -> str:

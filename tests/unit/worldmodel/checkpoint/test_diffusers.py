@@ -119,6 +119,28 @@ def test_load_can_choose_the_type_by_name(folder: Path) -> None:
     assert module.first.weight.dtype == torch.bfloat16
 
 
+def test_load_can_be_of_some_tensors_only(folder: Path) -> None:
+    with torch.device("meta"):
+        module = Small()
+    module.scale = torch.full((2,), 0.5)
+    before = module.tied.weight
+    net(folder).load_into(module, dtype=torch.float32, only=lambda name: name.startswith("first."))
+    assert torch.equal(module.first.bias, stored_tensors()["first.bias"])
+    assert module.tied.weight is before
+    net(folder).load_into(module, dtype=torch.float32, only=lambda name: not name.startswith("first."))
+    assert torch.equal(module.steps, stored_tensors()["steps"])
+    assert module.tied.weight is module.second.weight
+
+
+def test_of_some_tensors_only_those_can_be_missing(folder: Path) -> None:
+    tensors = stored_tensors()
+    del tensors["first.bias"]
+    save_file(tensors, folder / "net/model.safetensors")
+    net(folder).load_into(Small(), dtype=torch.float32, only=lambda name: not name.startswith("first."))
+    with pytest.raises(CheckpointError, match=r"1 missing tensor \(first.bias\)$"):
+        net(folder).load_into(Small(), dtype=torch.float32, only=lambda name: name.startswith("first."))
+
+
 def test_loaded_tensors_do_not_depend_on_the_file(folder: Path) -> None:
     module = Small()
     net(folder).load_into(module, dtype=torch.float32)

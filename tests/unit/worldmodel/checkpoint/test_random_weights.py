@@ -83,6 +83,23 @@ def test_fill_replaces_everything_a_checkpoint_would(weights: RandomWeights) -> 
     assert "MB/s" in seen[-1][1]
 
 
+def test_fill_can_be_of_some_tensors_only(weights: RandomWeights) -> None:
+    whole, parts = Net(), Net()
+    fill_random(whole, weights, dtype=torch.float32, device="cpu")
+    untouched = parts.steps
+    for is_first in (True, False):
+        fill_random(
+            parts,
+            weights,
+            dtype=torch.float32,
+            device="cpu",
+            only=lambda name, is_first=is_first: name != "steps" and (name == "first.weight") == is_first,
+        )
+    assert torch.equal(parts.first.weight, whole.first.weight)
+    assert torch.equal(parts.first.bias, whole.first.bias)
+    assert parts.steps is untouched
+
+
 def test_a_derived_buffer_on_the_meta_device_is_refused(weights: RandomWeights) -> None:
     with torch.device("meta"):
         net = Net()
