@@ -298,7 +298,7 @@ class SessionActor:
         if self._closing is None or (self._closing.done() and self.session.phase is Phase.CLEANUP_FAILED):
             self._audience.send_dropped(self.session.begin_close(), DropReason.CLOSED)
             self._audience.send_state(self._state_message())
-            self._seat.stop_waiting()
+            self._seat.leave()
             self._closing = self._tasks.spawn(self._close(reason))
         return self._closing
 
@@ -559,6 +559,7 @@ class SessionActor:
         self.session.finish_close(cleaned_up=cleaned_up)
         self._services.scheduler.remove(self.session_id)
         if not cleaned_up:
+            self._seat.stay()
             error = SessionFailed(ErrorCode.CLEANUP_FAILED, "the worker did not release the session; close it again")
             self._audience.send_state(self._state_message())
             self._audience.send_error(error)

@@ -17,12 +17,27 @@ class Place:
 
     def __init__(self, admission: Admission) -> None:
         self._admission: Admission | None = admission
+        self._is_coming = False
+
+    def promise(self) -> None:
+        """Note that the place is being freed, so that somebody may wait for it. Again does nothing."""
+        self._note_coming(True)
+
+    def keep(self) -> None:
+        """Note that a promised place is not freed after all."""
+        self._note_coming(False)
 
     def release(self) -> None:
         """Give the place back; again does nothing."""
+        self._note_coming(False)
         admission, self._admission = self._admission, None
         if admission is not None:
             admission.place_released()
+
+    def _note_coming(self, is_coming: bool) -> None:
+        if self._admission is not None and is_coming is not self._is_coming:
+            self._is_coming = is_coming
+            self._admission.num_coming += 1 if is_coming else -1
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -37,6 +52,8 @@ class Admission:
     """Hand out at most `capacity()` places, first come, first served."""
 
     def __init__(self, *, capacity: Callable[[], int], max_queued: int) -> None:
+        self.num_coming = 0
+        """How many places are promised by who holds them."""
         self._capacity = capacity
         self._max_queued = max_queued
         self._num_taken = 0
@@ -49,6 +66,15 @@ class Admission:
     @property
     def num_waiting(self) -> int:
         return len(self._queue)
+
+    @property
+    def num_unclaimed(self) -> int:
+        """How many promised places nobody waits for; below 0, how many wait for whom no place is promised."""
+        return self.num_coming - len(self._queue)
+
+    def full(self) -> Unavailable:
+        """Make the error for who can't wait."""
+        return Unavailable(ErrorCode.CAPACITY, f"all {self._capacity()} places of the worker are taken")
 
     def try_take(self) -> Place | None:
         """Take a place if one is free and nobody waits for it."""
@@ -95,13 +121,18 @@ class Admission:
             if not waiting.granted.cancelled():
                 waiting.granted.set_exception(error)
 
-    def refuse_unpromised(self, error: ServerError, *, num_coming: int) -> None:
-        """Send those away who wait without a position and for whom none of the `num_coming` places will be."""
-        hopeless = [waiting for waiting in self._queue[num_coming:] if waiting.on_position is None]
+    def refuse_unpromised(self) -> None:
+        """Send those away who wait without a position and for whom none of the promised places will be.
+
+        While there is no capacity at all they wait for it to come back.
+        """
+        if not self._capacity():
+            return
+        hopeless = [waiting for waiting in self._queue[self.num_coming :] if waiting.on_position is None]
         for waiting in hopeless:
             self._queue.remove(waiting)
             if not waiting.granted.cancelled():
-                waiting.granted.set_exception(error)
+                waiting.granted.set_exception(self.full())
         if hopeless:
             self._tell_positions()
 

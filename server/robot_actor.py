@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -40,7 +40,6 @@ from worldmodel.errors import OutcomeUnknown, RequestRefused, TickRolledBack, Wo
 from worldmodel.messages import (
     ChunkMedia,
     MediaFormat,
-    OpenSession,
     ResetSession,
     SessionId,
     StageTimings,
@@ -86,8 +85,9 @@ class RobotServices:
     clock: Clock
     metrics: Metrics
     robot_metrics: RobotMetrics
-    admit: Callable[[], Awaitable[Place]]
+    admit: Callable[[], Coroutine[Any, Any, Place]]
     ended: Callable[[RobotActor], None]
+    not_released: Callable[[], None]
 
 
 class RobotActor:
@@ -117,7 +117,14 @@ class RobotActor:
         """Why it was closed, from the moment that a close begins; also if that fails."""
         self.end_reason: str | None = None
         self._services = services
-        self._seat: WorkerSeat | None = None
+        self._seat = WorkerSeat(
+            services.worker,
+            None,
+            session_id=session.session_id,
+            outputs=(MediaFormat.ACTIONS,),
+            new_request_id=session.new_request_id,
+            take_place=services.admit,
+        )
         self._futures: dict[RobotCall, asyncio.Future[RobotAnswer]] = {}
         self._between_ticks = asyncio.Event()
         self._between_ticks.set()
@@ -134,12 +141,13 @@ class RobotActor:
 
     @property
     def holds_place(self) -> bool:
-        return self._seat is not None and self._seat.held
+        """Whether the session holds, or may hold, state in the worker."""
+        return self._seat.held
 
     @property
     def generation(self) -> int | None:
         """Which worker process the session's state is in, None without state."""
-        return None if self._seat is None else self._seat.generation
+        return self._seat.generation if self._seat.held else None
 
     @property
     def is_closing(self) -> bool:
@@ -201,38 +209,30 @@ class RobotActor:
                 return
             self.session.begin_opening()
             try:
-                await self._open_in(await self._services.admit())
+                await self._open_in_worker()
             except ServerError as error:
                 self._reject(self.session.opening_failed(), error, FAILED)
                 if eagerly:
                     raise
 
-    async def _open_in(self, place: Place) -> None:
-        """Open in the worker. Raises `ServerError`; then the place is free again."""
-        worker = self._services.worker
-        seat = WorkerSeat(
-            worker,
-            place,
-            session_id=self.session_id,
-            outputs=(MediaFormat.ACTIONS,),
-            new_request_id=self.session.new_request_id,
-            take_place=_no_place,
-        )
-        opening = OpenSession(
-            request_id=self.session.new_request_id(),
-            session_id=self.session_id,
-            prompt=self.session.first_prompt,
-            seed=0,
-            outputs=(MediaFormat.ACTIONS,),
-        )
+    async def _open_in_worker(self) -> None:
+        """Take a place and open in the worker. Raises `ServerError`; then the place is free again."""
+        seat = self._seat
         try:
-            await worker.open_session(opening, b"")
+            await seat.open(prompt=self.session.first_prompt, seed=0, image=None)
         except WorldModelError as error:
             if isinstance(error, OutcomeUnknown):
                 await seat.close()
             seat.give_back()
             raise from_worker(error, fallback=ErrorCode.REQUEST_REFUSED) from error
-        self._seat = seat
+        except ServerError:
+            raise
+        except Exception as error:
+            # The boundary of an opening: after a bug nobody waits for ever, and the place is not lost.
+            log.exception("robot session %s did not open", self.session_id, extra=about(session_id=self.session_id))
+            seat.give_back()
+            raise SessionFailed(ErrorCode.INTERNAL, "the server failed to open the session") from error
+        seat.state_lost = False
         self.session.opened()
         self._services.scheduler.wake()
 
@@ -346,11 +346,9 @@ class RobotActor:
 
         While a reset or a close is under way they decide: they wait for the tick, find the state lost, and answer.
         """
-        seat = self._seat
-        if seat is not None:
-            seat.state_lost = True
-            if error.code is ErrorCode.WORKER_UNAVAILABLE:
-                seat.give_back()
+        self._seat.state_lost = True
+        if error.code is ErrorCode.WORKER_UNAVAILABLE:
+            self._seat.give_back()
         if self.session.phase is not RobotPhase.ACTIVE:
             return
         log.warning(
@@ -372,13 +370,10 @@ class RobotActor:
 
     async def _release(self) -> bool:
         """Close in the worker and give the place back. Returns whether nothing of the session is left there."""
-        if self._seat is None:
-            return True
         if not await self._seat.close():
             self._seat.state_lost = True
             return False
         self._seat.give_back()
-        self._seat = None
         return True
 
     # ------------------------------------------------------------ reset and close
@@ -398,15 +393,25 @@ class RobotActor:
             try:
                 holds_state = await self._empty()
             except ServerError as error:
-                self._reject(self.session.fail(error), error, FAILED)
+                self._reset_failed(error)
                 raise
+            except Exception as error:
+                # The boundary of a reset: a bug must not leave the session between two runs for good.
+                log.exception("reset of session %s broke", self.session_id, extra=about(session_id=self.session_id))
+                failure = SessionFailed(ErrorCode.RESET_FAILED, "the reset failed inside the server")
+                self._reset_failed(failure)
+                raise failure from error
             self.session.finish_reset(holds_state=holds_state)
             self._go_on()
+
+    def _reset_failed(self, error: ServerError) -> None:
+        self._seat.state_lost = True
+        self._reject(self.session.fail(error), error, FAILED)
 
     async def _empty(self) -> bool:
         """Have the worker forget the run. Returns whether the session keeps its place. Raises `ServerError`."""
         seat = self._seat
-        if seat is None or not seat.held or seat.state_lost:
+        if not seat.held or seat.state_lost:
             if not await self._release():
                 raise SessionFailed(ErrorCode.RESET_FAILED, "the worker did not release the failed run")
             return False
@@ -425,6 +430,7 @@ class RobotActor:
             # Who asks again only has done what was to be done for the first reason.
             self.close_reason = reason = self.close_reason or reason
             self._drop_all(BadInput(ErrorCode.BAD_STATE, f"the session was closed: {reason}"))
+            self._seat.leave()
             self._closing = self._tasks.spawn(self._close(reason))
         return self._closing
 
@@ -432,12 +438,21 @@ class RobotActor:
         self._reject(self.session.begin_close(), error, DROPPED)
 
     async def _close(self, reason: str) -> None:
-        async with self._operation:
-            await self._between_ticks.wait()
-            cleaned_up = await self._release()
+        try:
+            async with self._operation:
+                await self._between_ticks.wait()
+                cleaned_up = await self._release()
+        except Exception:
+            # The boundary of a close: after a bug it can be tried again, and the session is not `closing` for ever.
+            log.exception(
+                "the close of robot session %s broke", self.session_id, extra=about(session_id=self.session_id)
+            )
+            cleaned_up = False
         self.session.finish_close(cleaned_up=cleaned_up)
         self._services.scheduler.remove(self.session_id)
         if not cleaned_up:
+            self._seat.stay()
+            self._services.not_released()
             raise SessionFailed(ErrorCode.CLEANUP_FAILED, "the worker did not release the session; close it again")
         self.end_reason = reason
         self._services.metrics.ended.labels(reason).inc()
@@ -453,10 +468,6 @@ class RobotActor:
         self.say_goodbye()
         self._tasks.cancel()
         await self._tasks.join()
-
-
-async def _no_place() -> Place:
-    raise AssertionError("a robot's seat is filled when it is made")
 
 
 def _read_actions(media: ChunkMedia, payload: memoryview) -> Actions:

@@ -77,6 +77,7 @@ class RobotTable:
             robot_metrics=self.metrics,
             admit=self._admit,
             ended=self._ended,
+            not_released=self._not_released,
         )
         self._started_counter = metrics.started
 
@@ -216,9 +217,8 @@ class RobotTable:
         return await self._table.admit(self._make_room)
 
     def _make_room(self) -> bool:
-        """Have a place freed for a session. Returns whether one will be."""
-        num_closing = sum(other.is_closing and other.holds_place for other in self._actors.values())
-        if num_closing > self._table.num_waiting:
+        """Have a place promised to one more session. Returns whether one is."""
+        if self._table.num_unclaimed > 0:
             return True
         standby = [
             other
@@ -230,14 +230,23 @@ class RobotTable:
         min(standby, key=lambda other: other.active_at).begin_close(EVICTED)
         return True
 
+    def _not_released(self) -> None:
+        """A place that was promised is not freed: give up another session for those who wait, or tell them."""
+        if self._table.num_unclaimed < 0:
+            self._make_room()
+        self._table.place_kept()
+
     def _ended(self, actor: RobotActor) -> None:
         log.info(
             "robot session %s ended: %s", actor.session_id, actor.end_reason, extra=about(session_id=actor.session_id)
         )
         self._actors.pop(actor.session_id, None)
-        if actor.name is None:
-            return
-        key = (actor.owner, actor.name)
+        if actor.name is not None:
+            self._forget_name(actor, actor.name)
+        self._table.refuse_unpromised()
+
+    def _forget_name(self, actor: RobotActor, name: str) -> None:
+        key = (actor.owner, name)
         if self._by_name.get(key) is actor:
             del self._by_name[key]
         self._ended_names[key] = None

@@ -100,7 +100,7 @@ class SessionTable:
             take_place=self._take_place_again,
             load_image=partial(self._decode, field="image"),
             ended=self._ended,
-            not_released=self._not_released,
+            not_released=self.place_kept,
             parked_again=self._make_room,
         )
 
@@ -160,6 +160,11 @@ class SessionTable:
     @property
     def num_waiting(self) -> int:
         return self._admission.num_waiting
+
+    @property
+    def num_unclaimed(self) -> int:
+        """How many promised places nobody waits for; below 0, how many wait for whom no place is promised."""
+        return self._admission.num_unclaimed
 
     def all(self) -> tuple[SessionActor, ...]:
         return tuple(self._actors.values())
@@ -240,14 +245,18 @@ class SessionTable:
     async def _admit(self, on_position: PositionFn | None) -> Place:
         place = self._admission.try_take()
         if place is None and on_position is None and self._evictable() is None:
-            raise self._full()
+            raise self._admission.full()
         if place is not None:
             return place
         evicting = self._evict_one()
         return await self._admission.wait(on_position, limited=not evicting)
 
+    def refuse_unpromised(self) -> None:
+        """Tell those who can't queue and for whom no place is promised any more."""
+        self._admission.refuse_unpromised()
+
     async def admit(self, make_room: Callable[[], bool]) -> Place:
-        """Take a place for a session of another table. `make_room` begins to free one, and returns whether it does.
+        """Take a place for a session of another table. `make_room` has one promised, or returns that it can't.
 
         Raises `Unavailable`.
         """
@@ -256,8 +265,8 @@ class SessionTable:
         if place is not None:
             return place
         if not make_room():
-            raise self._full()
-        return await self._admission.wait(_ignore_position, limited=False)
+            raise self._admission.full()
+        return await self._admission.wait(None, limited=False)
 
     async def _take_place_again(self) -> Place:
         """Take a place for a session that has none any more; like a new one it may have a parked one given up.
@@ -266,9 +275,6 @@ class SessionTable:
         """
         self.require_worker()
         return await self._admit(None)
-
-    def _full(self) -> Unavailable:
-        return Unavailable(ErrorCode.CAPACITY, f"all {self._capacity()} places of the worker are taken")
 
     async def _open(self, request: NewSession, place: Place, owner: str | None) -> SessionActor:
         session_id = new_session_id()
@@ -413,7 +419,7 @@ class SessionTable:
 
     def _make_room(self) -> None:
         """Give up a parked session if somebody waits for whom no place is being freed."""
-        if self._admission.num_waiting > self._num_coming:
+        if self._admission.num_unclaimed < 0:
             self._evict_one()
 
     def _evictable(self) -> SessionActor | None:
@@ -433,20 +439,10 @@ class SessionTable:
         actor.begin_close(EVICTED)
         return True
 
-    def _not_released(self) -> None:
-        """A place that was to be freed is not: free another one for those who wait. Called by the session itself."""
+    def place_kept(self) -> None:
+        """A place that was promised is not freed: free another one for those who wait, or tell them."""
         self._make_room()
-        self._refuse_unpromised()
-
-    def _refuse_unpromised(self) -> None:
-        """Refuse who asked for a place without a queue, if the place that was being freed went elsewhere."""
-        if self._worker.status is WorkerStatus.READY:
-            self._admission.refuse_unpromised(self._full(), num_coming=self._num_coming)
-
-    @property
-    def _num_coming(self) -> int:
-        """How many places are being freed."""
-        return sum(actor.holds_place and actor.session.phase is Phase.CLOSING for actor in self._actors.values())
+        self.refuse_unpromised()
 
     def _ended(self, actor: SessionActor) -> None:
         """Forget a session that was closed; called by the session itself."""
@@ -461,7 +457,7 @@ class SessionTable:
             resume_token=actor.resume_token,
         )
         self._endings.remember(actor.session_id, ending)
-        self._refuse_unpromised()
+        self.refuse_unpromised()
 
     # ------------------------------------------------------------ time
 
@@ -534,7 +530,3 @@ class SessionTable:
 
 def _shutting_down() -> Unavailable:
     return Unavailable(ErrorCode.SHUTTING_DOWN, "the server is shutting down")
-
-
-def _ignore_position(position: int, num_queued: int) -> None:
-    """Callers without a queue have nobody to tell."""

@@ -4,7 +4,7 @@
            ↑                                    └────────────────begin_run────────────────┐              │
            └──────────────────────────────────────────────────────────────────────────────┴──begin_run───┘
 
-Callers make one call at a time, between ticks; only `stop_waiting` may come in between.
+Callers make one call at a time, between ticks; only `leave` may come in between.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from server.admission import Place
-from server.errors import ErrorCode, SessionFailed
+from server.errors import BadInput, ErrorCode, SessionFailed
 from server.logs import about
 from server.uploads import RawImage
 from server.worker_client import Worker
@@ -38,18 +38,19 @@ class WorkerSeat:
     def __init__(
         self,
         worker: Worker,
-        place: Place,
+        place: Place | None,
         *,
         session_id: SessionId,
         outputs: tuple[MediaFormat, ...],
         new_request_id: Callable[[], RequestId],
         take_place: Callable[[], Coroutine[Any, Any, Place]],
     ) -> None:
-        """The session is open in the worker. `take_place` waits for a place, or raises `Unavailable`."""
+        """With a `place` the session is open in the worker. `take_place` waits for one, or raises `Unavailable`."""
         self.generation = worker.generation
         self.state_lost = False
         self._worker = worker
-        self._place: Place | None = place
+        self._place = place
+        self._is_leaving = False
         self._session_id = session_id
         self._outputs = outputs
         self._new_request_id = new_request_id
@@ -86,10 +87,25 @@ class WorkerSeat:
             return False
         return True
 
-    def stop_waiting(self) -> None:
-        """Have a `begin_run` that waits for a place fail at once."""
+    def leave(self) -> None:
+        """Promise the place to others, because a close has begun; who waits for one here fails at once."""
+        self._is_leaving = True
         if self._taking is not None:
             self._taking.cancel()
+        if self._place is not None:
+            self._place.promise()
+
+    def stay(self) -> None:
+        """Take the promise back, because the close failed."""
+        self._is_leaving = False
+        if self._place is not None:
+            self._place.keep()
+
+    async def _require_place(self) -> None:
+        if self._place is None:
+            self._place = await self._wait_for_place()
+        if self._is_leaving:
+            self._place.promise()
 
     async def _wait_for_place(self) -> Place:
         taking = self._taking = asyncio.get_running_loop().create_task(self._take_place())
@@ -101,7 +117,7 @@ class WorkerSeat:
         finally:
             self._taking = None
         if taking.cancelled():
-            raise SessionFailed(ErrorCode.RESET_FAILED, "the session was closed while it waited for a place")
+            raise BadInput(ErrorCode.BAD_STATE, "the session was closed while it waited for a place")
         return taking.result()
 
     async def begin_run(
@@ -111,10 +127,9 @@ class WorkerSeat:
 
         Raises `ServerError` or `WorldModelError`; the caller clears `state_lost` once the run counts.
         """
-        request_id = self._new_request_id()
         if self._place is not None and not self.state_lost:
             reset = ResetSession(
-                request_id=request_id,
+                request_id=self._new_request_id(),
                 session_id=self._session_id,
                 prompt=prompt,
                 seed=seed,
@@ -124,18 +139,23 @@ class WorkerSeat:
             return
         if not await self.close():
             raise SessionFailed(ErrorCode.RESET_FAILED, "the worker did not release the failed run")
-        if self._place is None:
-            self._place = await self._wait_for_place()
+        await self._require_place()
         raw = image if image is not None else await load_image()
+        await self.open(prompt=prompt, seed=seed, image=raw)
+
+    async def open(self, *, prompt: str, seed: int, image: RawImage | None) -> None:
+        """Begin the first run of a session that holds nothing, after waiting for a place.
+
+        Raises `ServerError`, or `WorldModelError` with the place held.
+        """
+        await self._require_place()
         self.generation = self._worker.generation
-        await self._worker.open_session(
-            OpenSession(
-                request_id=request_id,
-                session_id=self._session_id,
-                prompt=prompt,
-                seed=seed,
-                image=raw.size,
-                outputs=self._outputs,
-            ),
-            raw.pixels,
+        message = OpenSession(
+            request_id=self._new_request_id(),
+            session_id=self._session_id,
+            prompt=prompt,
+            seed=seed,
+            image=None if image is None else image.size,
+            outputs=self._outputs,
         )
+        await self._worker.open_session(message, b"" if image is None else image.pixels)

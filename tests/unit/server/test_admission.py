@@ -140,10 +140,13 @@ async def test_who_has_no_position_waits_only_for_a_place_that_comes() -> None:
     unqueued = [asyncio.create_task(desk.admission.wait(None, limited=False)) for _ in range(2)]
     b = desk.join("b")
     await settle()
-    full = Unavailable(ErrorCode.CAPACITY, "full")
-    desk.admission.refuse_unpromised(full, num_coming=2)
+    for place in places:
+        place.promise()
+        place.promise()
+    assert desk.admission.num_unclaimed == -2
+    desk.admission.refuse_unpromised()
     await settle()
-    with pytest.raises(Unavailable, match="full"):
+    with pytest.raises(Unavailable, match="all 2 places"):
         await unqueued[1]
     assert desk.positions["b"] == [(4, 4), (3, 3)]
     for place in places:
@@ -152,3 +155,30 @@ async def test_who_has_no_position_waits_only_for_a_place_that_comes() -> None:
     (await unqueued[0]).release()
     (await b).release()
     assert desk.admission.num_taken == 0
+
+
+async def test_a_promise_that_is_broken_is_not_waited_for() -> None:
+    desk = Desk(1)
+    place = take(desk)
+    place.promise()
+    waiting = asyncio.create_task(desk.admission.wait(None, limited=False))
+    await settle()
+    assert desk.admission.num_unclaimed == 0
+    place.keep()
+    place.keep()
+    desk.admission.refuse_unpromised()
+    with pytest.raises(Unavailable, match="all 1 places"):
+        await waiting
+    place.promise()
+    place.release()
+    assert (desk.admission.num_unclaimed, desk.admission.num_taken) == (0, 0)
+
+
+async def test_without_any_capacity_nobody_is_sent_away() -> None:
+    desk = Desk(0)
+    waiting = asyncio.create_task(desk.admission.wait(None, limited=False))
+    await settle()
+    desk.admission.refuse_unpromised()
+    desk.capacity = 1
+    desk.admission.grant()
+    assert await waiting

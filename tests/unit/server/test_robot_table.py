@@ -174,6 +174,79 @@ async def test_one_place_that_becomes_free_is_promised_once() -> None:
         assert float((await calls[0].answer()).actions[0, 0]) == 0
 
 
+async def test_a_place_that_is_not_released_after_all_is_not_waited_for() -> None:
+    async with running(capacity=1) as it:
+        old, first, second = (it.begin() for _ in range(3))
+        await it.step(old)
+        it.worker.hold()
+        old.submit(seen(0))
+        closing = old.begin_close("test")
+        calls = [actor.submit(seen(1)) for actor in (first, second)]
+        it.worker.close_failures.append(OutcomeUnknown("no"))
+        it.worker.release()
+        assert (await refused(closing)).code is ErrorCode.CLEANUP_FAILED
+        for call in calls:
+            assert (await refused(call.answer())).code is ErrorCode.CAPACITY
+        assert it.worlds.num_waiting == 0
+        await old.begin_close("test")
+        assert await it.step(first, 5) == 5
+
+
+async def test_another_session_gives_way_when_the_first_is_not_released() -> None:
+    async with running(capacity=2) as it:
+        actors = [it.begin(name) for name in "ab"]
+        for actor in actors:
+            await it.step(actor)
+            it.clock.now += 1
+            actor.is_standby = True
+        it.worker.close_failures.append(OutcomeUnknown("no"))
+        assert await it.step(it.begin("c"), 5) == 5
+        assert [actor.session.phase for actor in actors] == [RobotPhase.CLEANUP_FAILED, RobotPhase.CLOSED]
+
+
+async def test_who_leaves_while_waiting_for_a_place_is_gone_at_once() -> None:
+    async with running(capacity=1) as it:
+        old, waiting = it.begin(), it.begin()
+        await it.step(old)
+        it.worker.hold()
+        old.submit(seen(0))
+        old.begin_close("test")
+        call = waiting.submit(seen(1))
+        await until(lambda: it.worlds.num_waiting == 1)
+        await waiting.begin_close("left")
+        assert (it.worlds.num_waiting, it.table.all()) == (0, (old,))
+        assert (await refused(call.answer())).code is ErrorCode.BAD_STATE
+        it.worker.release()
+
+
+@pytest.mark.parametrize("method", ["open_session", "reset_session", "close_session"])
+async def test_a_bug_leaves_a_session_that_goes_on_and_ends(
+    method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def breaks(*_: Any) -> Any:
+        raise KeyError("a bug")
+
+    async with running(capacity=1) as it:
+        actor = it.begin()
+        if method != "open_session":
+            await it.step(actor)
+        with monkeypatch.context() as patch:
+            patch.setattr(it.worker, method, breaks)
+            match method:
+                case "open_session":
+                    assert (await refused(it.step(actor))).code is ErrorCode.INTERNAL
+                case "reset_session":
+                    assert (await refused(actor.begin_reset())).code is ErrorCode.RESET_FAILED
+                case _:
+                    assert (await refused(actor.begin_close("test"))).code is ErrorCode.CLEANUP_FAILED
+        assert "KeyError: 'a bug'" in caplog.text
+        if method != "close_session":
+            await actor.begin_reset()
+            assert await it.step(actor, 4) == 4
+        await actor.begin_close("test")
+        assert (it.worlds.num_resident, it.table.all(), it.worker.sessions) == (0, (), {})
+
+
 async def test_the_session_that_rested_longest_gives_way() -> None:
     async with running(capacity=2) as it:
         actors = [it.begin(name) for name in "ab"]
