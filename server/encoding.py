@@ -9,6 +9,7 @@ It knows no sockets and no session states.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from server.metrics import Metrics
 from server.session import CommittedChunk
 from server.worker_client import CommittedTick
 from worldmodel.messages import MediaFormat
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +94,9 @@ class ChunkEncoder:
                 self._on_lost(chunk, self._loss[1])
             else:
                 await self._encode_one(chunk, answered)
+        except Exception:
+            # The boundary of the loop: chunks that come later are encoded or lost, and `drain` does not wait for ever.
+            log.exception("chunk %d of request %s: its loss could not be told", chunk.chunk_index, chunk.request_id)
         finally:
             self._waiting.task_done()
 

@@ -7,6 +7,7 @@ import gc
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -106,3 +107,35 @@ async def test_pixels_are_given_up_as_soon_as_they_are_encoded() -> None:
             await running
     assert lost == []
     assert [it.chunk.chunk_index for it in done] == [0, 1]
+
+
+async def test_a_bug_in_who_hears_of_a_loss_stops_neither_later_chunks_nor_the_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    done: list[EncodingDone] = []
+
+    def break_once(done_chunk: EncodingDone) -> None:
+        done.append(done_chunk)
+        if len(done) == 1:
+            raise KeyError("a bug")
+
+    def break_always(chunk: CommittedChunk, error: Exception) -> None:
+        raise IndexError("a second bug")
+
+    with ThreadPoolExecutor(1) as pool:
+        encoder = ChunkEncoder(
+            RawStreamEncoder(StreamFormat.RGB24, MediaFormat.RGB24, width=2, height=2, fps=12),
+            EncodingServices(pool=pool, clock=asyncio.get_running_loop().time, metrics=Metrics()),
+            on_ready=break_once,
+            on_lost=break_always,
+        )
+        running = asyncio.create_task(encoder.run())
+        for chunk_index, run in ((0, 0), (1, 0), (2, 1)):
+            chunk, answered, _ = committed(chunk_index)
+            encoder.put(replace(chunk, run=run), answered)
+        async with asyncio.timeout(30):
+            await encoder.drain()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    assert [it.chunk.chunk_index for it in done] == [0, 2], "the second is lost with its run"
+    assert caplog.text.count("IndexError: a second bug") == 2
