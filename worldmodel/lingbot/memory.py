@@ -65,7 +65,7 @@ def plan_kv(
 
 
 def _session_bytes(config: TransformerConfig, vae: WanVAE, plan: PrecisionPlan, *, width: int, height: int) -> int:
-    """Count the VAE caches twice, committed and in flight, then the start image, the condition and the text.
+    """Count the committed VAE caches, then the start image, the condition and the text.
 
     Of text there are two: on the way to a prompt a session keeps the rows that the way began at.
     """
@@ -73,13 +73,14 @@ def _session_bytes(config: TransformerConfig, vae: WanVAE, plan: PrecisionPlan, 
     image_bytes = 3 * height * width * FLOAT32_BYTES
     condition_bytes = config.in_channels * config.latent_frames_per_chunk * latent_pixels * FLOAT32_BYTES
     text_bytes = config.text_rows * config.text_dim * plan.linear.itemsize
-    return 2 * vae.cache_bytes(height, width, plan.vae) + image_bytes + condition_bytes + 2 * text_bytes
+    return vae.cache_bytes(height, width, plan.vae) + image_bytes + condition_bytes + 2 * text_bytes
 
 
 def _worker_bytes(config: TransformerConfig, vae: WanVAE, plan: PrecisionPlan, *, width: int, height: int) -> int:
-    """Count the camera bases, then the larger of what denoising and decoding need: they follow each other.
+    """Count the camera bases, the VAE caches of the chunk in flight, then the larger of denoising and decoding.
 
-    Denoising holds camera scale and shift of all layers for one chunk, decoding its widest activations.
+    One chunk is in flight at a time, whoever owns it. Denoising holds camera scale and shift of all layers for one
+    chunk, decoding its widest activations: they follow each other.
     """
     factor = vae.config.spatial_factor
     tokens_per_frame = math.prod((height // factor // PATCH, width // factor // PATCH))
@@ -88,4 +89,5 @@ def _worker_bytes(config: TransformerConfig, vae: WanVAE, plan: PrecisionPlan, *
     bases_bytes = num_camera_bases(plan) * ROTATION_ELEMENTS * tokens_per_frame * config.width * FLOAT32_BYTES
     media_frames = vae.config.temporal_factor * frames
     activation_bytes = media_frames * vae.config.decoder_base_dim * height * width * plan.vae.itemsize
-    return bases_bytes + max(modulation_bytes, DECODE_ACTIVATIONS * activation_bytes)
+    in_flight_bytes = vae.cache_bytes(height, width, plan.vae)
+    return bases_bytes + in_flight_bytes + max(modulation_bytes, DECODE_ACTIVATIONS * activation_bytes)
