@@ -88,8 +88,8 @@ def test_a_published_session_in_bytes() -> None:
     # Both VAE caches as the official layers keep them, and a few megabytes.
     vae_caches = (944_286_720 + 560_701_440) * 2
     assert 0 < spec.model_owned_bytes - vae_caches < 20e6
-    # The decoder's widest activations, which are more than scale and shift of 40 layers, two bases of 288 MB, and the VAE
-    # caches of the chunk in flight.
+    # The decoder's widest activations, which are more than scale and shift of 40 layers, two bases of 288 MB, and the
+    # VAE caches of the chunk in flight.
     decode_bytes = 6 * 12 * 96 * 480 * 832 * 2
     assert spec.worker_owned_bytes == decode_bytes + 2 * 9 * 1560 * 5120 * 4 + vae_caches
     assert 35e9 < spec.required_bytes(1) < 36e9
