@@ -23,9 +23,10 @@ from kvcache.attention import Attention, TorchAttention
 from kvcache.attention_backends import AttentionBackend, AttentionShape, available_backends, choose_attention
 from kvcache.pool import WritableRows
 from worldmodel.checkpoint.random_weights import RandomWeights, fill_random
-from worldmodel.kernels.choice import OpsChoice, create_ops
+from worldmodel.kernels.choice import create_ops
 from worldmodel.kernels.layer_ops import LayerOps, PlainOps, Update
 from worldmodel.kernels.linears import Fp8Linear, HighLinear
+from worldmodel.kernels.names import LayerOperations
 from worldmodel.lingbot.published import vae_config
 from worldmodel.wan.pixels import to_yuv420
 from worldmodel.wan.vae import ConvPath, VAECache, WanVAE
@@ -304,7 +305,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=20, help="timed calls of each part (default 20)")
     parser.add_argument("--json", type=Path, help="write everything here")
     arguments = parser.parse_args()
-    ops = create_ops(OpsChoice.TRITON, DEVICE)
+    ops = create_ops(LayerOperations.TRITON, DEVICE)
     assert ops is not None
     groups: dict[str, Callable[[], Iterator[Part]]] = {
         "roofline": roofline_parts,

@@ -26,9 +26,10 @@ from tests.support.layer_ops_cases import (
 )
 from tests.support.lingbot_golden import tensors
 from tests.support.lingbot_network import SESSION, transformer, transformer_config
-from worldmodel.kernels.choice import OpsChoice, create_ops
+from worldmodel.kernels.choice import create_ops
 from worldmodel.kernels.layer_ops import LayerOps, quantize_rows
 from worldmodel.kernels.linears import Fp8Linear, HighLinear
+from worldmodel.kernels.names import LayerOperations
 from worldmodel.lingbot.fused_forward import FusedForward
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
@@ -57,7 +58,7 @@ def triton_ops() -> LayerOps:
         from worldmodel.kernels.layer_ops_triton import TritonOps
 
         return TritonOps()
-    ops = create_ops(OpsChoice.TRITON, torch.device(DEVICE))
+    ops = create_ops(LayerOperations.TRITON, torch.device(DEVICE))
     assert ops is not None
     return ops
 

@@ -1,55 +1,32 @@
-"""What a DreamZero worker computes with: the attention kernel and fused operations. Chosen once, at load.
-
-Whatever is chosen is said in `description`, which operators see; a choice by name that can't be had stops the start.
-"""
+"""What a DreamZero worker computes with: the attention kernel and fused operations. Chosen once, at load."""
 
 from __future__ import annotations
 
-import logging
-from dataclasses import dataclass
-
-from kvcache.attention import Attention
-from kvcache.attention_backends import AttentionBackend, AttentionShape, choose_attention
-from kvcache.errors import AttentionUnavailable
+from kvcache.attention_backends import AttentionShape
 from kvcache.spec import KVSpec
-from worldmodel.dreamzero.config import DreamZeroOptions, LayerOperations
+from worldmodel.dreamzero.config import DreamZeroOptions
 from worldmodel.dreamzero.fused_forward import FusedForward
 from worldmodel.dreamzero.sampler import Forward
 from worldmodel.dreamzero.transformer import DreamZeroTransformer
 from worldmodel.dreamzero.weights import LoadedModel
 from worldmodel.errors import LoadFailed
-from worldmodel.kernels.choice import OpsChoice, OpsUnavailable, create_ops
-from worldmodel.kernels.layer_ops import PlainOps
-
-logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Acceleration:
-    """The parts of a worker that have more than one implementation."""
-
-    attention: Attention
-    forward: Forward
-    description: str
+from worldmodel.kernels.layer_ops import LayerOps
+from worldmodel.kernels.names import LayerOperations
+from worldmodel.wan.acceleration import Acceleration, attention_backend, join, layer_operations
 
 
-def accelerate(model: LoadedModel, options: DreamZeroOptions, kv: KVSpec) -> Acceleration:
+def accelerate(model: LoadedModel, options: DreamZeroOptions, kv: KVSpec) -> Acceleration[Forward]:
     """Choose attention and forward for a loaded model and the geometry of its history.
 
     Raises:
         LoadFailed: naming the option, for a choice that can't run on this device or for this model.
     """
     transformer = model.transformer
-    try:
-        chosen = choose_attention(AttentionBackend(options.attention.value), _attention_shape(transformer, kv))
-    except AttentionUnavailable as error:
-        raise LoadFailed(str(error), field="attention") from error
-    forward, layers = _choose_forward(
-        transformer, options.layer_operations, decoupled=model.sizes.final_noise is not None
-    )
-    description = f"{chosen.describe()}; layers {layers}"
-    logger.info("attention %s", description)
-    return Acceleration(attention=chosen.attention, forward=forward, description=description)
+    chosen = attention_backend(options.attention, _attention_shape(transformer, kv))
+    ops = _choose_ops(transformer, options.layer_operations, decoupled=model.sizes.final_noise is not None)
+    quantize = transformer.plan.quantizes_linears
+    forward = transformer if ops is None else FusedForward(transformer, ops, quantize=quantize)
+    return join(chosen, forward, ops, transformer.plan)
 
 
 def _attention_shape(transformer: DreamZeroTransformer, kv: KVSpec) -> AttentionShape:
@@ -66,29 +43,15 @@ def _attention_shape(transformer: DreamZeroTransformer, kv: KVSpec) -> Attention
     )
 
 
-def _choose_forward(
-    transformer: DreamZeroTransformer, choice: LayerOperations, *, decoupled: bool
-) -> tuple[Forward, str]:
-    """Return the forward and its name for operators."""
-    quantize = transformer.plan.quantizes_linears
-    if decoupled and (quantize or choice not in (LayerOperations.AUTO, LayerOperations.UNFUSED)):
+def _choose_ops(transformer: DreamZeroTransformer, choice: LayerOperations, *, decoupled: bool) -> LayerOps | None:
+    """Return the fused operations to use, None for the layers as they are written. Raises `LoadFailed`."""
+    plan = transformer.plan
+    if not decoupled:
+        return layer_operations(choice, plan, transformer.device)
+    if plan.quantizes_linears or choice not in (LayerOperations.AUTO, LayerOperations.UNFUSED):
         raise LoadFailed(
             "fused and float8 layers have one timestep, this checkpoint decouples the noise of video and actions: use "
             "layer_operations 'unfused' and a precision without float8",
             field="layer_operations",
         )
-    if quantize and choice is LayerOperations.UNFUSED:
-        raise LoadFailed(
-            f"the precision {transformer.plan.name!r} has no unfused form: use layer_operations 'auto'",
-            field="layer_operations",
-        )
-    if decoupled:
-        return transformer, LayerOperations.UNFUSED.value
-    try:
-        ops = create_ops(OpsChoice(choice.value), transformer.device)
-    except OpsUnavailable as error:
-        raise LoadFailed(str(error), field="layer_operations") from error
-    if quantize:
-        ops = PlainOps() if ops is None else ops
-        return FusedForward(transformer, ops, quantize=True), f"{ops.name} with float8 linears"
-    return (transformer, LayerOperations.UNFUSED.value) if ops is None else (FusedForward(transformer, ops), ops.name)
+    return None

@@ -12,6 +12,7 @@ from enum import StrEnum
 
 from worldmodel.dreamzero.embodiments import EMBODIMENTS
 from worldmodel.json_checks import JsonReader
+from worldmodel.kernels.names import AttentionChoice, LayerOperations
 
 COMPUTED_STEPS = (5, 6, 7, 8, 16)
 """Of the 16 sampler steps, how many may run the network."""
@@ -29,26 +30,6 @@ class StepSkipping(StrEnum):
 
     STATIC = "static"
     DYNAMIC = "dynamic"
-
-
-class AttentionChoice(StrEnum):
-    """Which kernel computes attention. AUTO times those that are available at load and takes the fastest."""
-
-    AUTO = "auto"
-    TORCH_SDPA = "torch_sdpa"
-    SDPA_FLASH = "sdpa_flash"
-    SDPA_CUDNN = "sdpa_cudnn"
-    FLASH3 = "flash3"
-    TRITON = "triton"
-
-
-class LayerOperations(StrEnum):
-    """How a layer's small operations are computed. AUTO: fused by Triton where that runs, else as written."""
-
-    AUTO = "auto"
-    UNFUSED = "unfused"
-    PLAIN = "plain"
-    TRITON = "triton"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from enum import StrEnum
 
 import torch
 
 from worldmodel.kernels.layer_ops import LayerOps, PlainOps
+from worldmodel.kernels.names import LayerOperations
 from worldmodel.kernels.vae_ops import PlainVaeOps, VaeOps
 
 
@@ -16,30 +16,18 @@ class OpsUnavailable(Exception):
     """Refuse layer operations that can't run here, with the reason."""
 
 
-class OpsChoice(StrEnum):
-    """UNFUSED: the layers as they are written. PLAIN: the fused order of work in plain torch, to check the order.
-
-    TRITON: fused kernels. AUTO: Triton on a CUDA device where it is installed, else UNFUSED.
-    """
-
-    AUTO = "auto"
-    UNFUSED = "unfused"
-    PLAIN = "plain"
-    TRITON = "triton"
-
-
-def create_ops(choice: OpsChoice, device: torch.device) -> LayerOps | None:
+def create_ops(choice: LayerOperations, device: torch.device) -> LayerOps | None:
     """Return the operations of a choice, or None for UNFUSED. Raises OpsUnavailable for Triton where it can't run."""
     reason = _why_not_triton(device)
-    if choice is OpsChoice.AUTO:
-        choice = OpsChoice.UNFUSED if reason is not None else OpsChoice.TRITON
+    if choice is LayerOperations.AUTO:
+        choice = LayerOperations.UNFUSED if reason is not None else LayerOperations.TRITON
     match choice:
-        case OpsChoice.TRITON:
+        case LayerOperations.TRITON:
             if reason is not None:
                 raise OpsUnavailable(f"layer operations 'triton' can't be used: {reason}")
             ops: LayerOps = importlib.import_module("worldmodel.kernels.layer_ops_triton").TritonOps()
             return ops
-        case OpsChoice.PLAIN:
+        case LayerOperations.PLAIN:
             return PlainOps()
         case _:
             return None

@@ -1,57 +1,42 @@
-"""What a LingBot worker computes with: the attention backend, fused operations, float8. Chosen once, at load.
-
-Whatever is chosen is said in `description`, which operators see; a choice by name that can't be had stops the start.
-"""
+"""What a LingBot worker computes with: the attention backend, fused operations, float8. Chosen once, at load."""
 
 from __future__ import annotations
-
-import logging
-from dataclasses import dataclass
 
 import torch
 
 from kvcache.attention import Attention
-from kvcache.attention_backends import AttentionBackend, AttentionShape, ChosenAttention, choose_attention
-from kvcache.errors import AttentionUnavailable
+from kvcache.attention_backends import AttentionShape
 from kvcache.spec import KVSpec
 from worldmodel.errors import LoadFailed
-from worldmodel.kernels.choice import OpsChoice, OpsUnavailable, create_ops
-from worldmodel.kernels.layer_ops import LayerOps, PlainOps
-from worldmodel.lingbot.config import AttentionChoice, LayerOperations, LingBotOptions
+from worldmodel.kernels.layer_ops import LayerOps
+from worldmodel.kernels.names import AttentionChoice, LayerOperations
+from worldmodel.lingbot.config import LingBotOptions
 from worldmodel.lingbot.fused_forward import FusedForward
 from worldmodel.lingbot.pipeline import Forward
 from worldmodel.lingbot.transformer import LingBotTransformer
 from worldmodel.lingbot.transformer_config import TransformerConfig
+from worldmodel.wan.acceleration import Acceleration, attention_backend, join, layer_operations
 from worldmodel.wan.precision import PrecisionPlan
 
-logger = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Acceleration:
-    """The parts of a worker that have more than one implementation."""
-
-    attention: Attention
-    forward: Forward
-    description: str
-
-
-def accelerate(transformer: LingBotTransformer, options: LingBotOptions, kv: KVSpec) -> Acceleration:
+def accelerate(transformer: LingBotTransformer, options: LingBotOptions, kv: KVSpec) -> Acceleration[Forward]:
     """Choose attention and forward for a loaded transformer and the geometry of its history.
 
     Raises:
         LoadFailed: naming the option, for a choice that can't run on this device or in this precision.
     """
     plan, device = transformer.plan, transformer.device
-    chosen = _choose_attention(options, _attention_shape(transformer.config, plan, device, kv))
-    forward, layers = _make_forward(transformer, _choose_ops(options, plan, device))
+    chosen = attention_backend(options.attention, _attention_shape(transformer.config, plan, device, kv))
+    ops = _choose_ops(options, plan, device)
+    forward: Forward = transformer
+    if ops is not None:
+        with torch.inference_mode():
+            forward = FusedForward(transformer, ops, quantize=plan.quantizes_linears)
     if device.type == "cuda":
         warm_up_text(transformer, chosen.attention)
         # Weights that were folded or quantised leave unused memory with the allocator, which sessions need.
         torch.cuda.empty_cache()
-    description = f"{chosen.describe()}; layers {layers}"
-    logger.info("attention %s", description)
-    return Acceleration(attention=chosen.attention, forward=forward, description=description)
+    return join(chosen, forward, ops, plan)
 
 
 def check_choices(
@@ -62,16 +47,9 @@ def check_choices(
     What is left to the worker is never refused. `device` must exist. Raises `LoadFailed` naming the option.
     """
     if options.attention is not AttentionChoice.AUTO:
-        _choose_attention(options, _attention_shape(config, plan, device, kv))
+        attention_backend(options.attention, _attention_shape(config, plan, device, kv))
     if options.layer_operations is not LayerOperations.AUTO:
         _choose_ops(options, plan, device)
-
-
-def _choose_attention(options: LingBotOptions, shape: AttentionShape) -> ChosenAttention:
-    try:
-        return choose_attention(AttentionBackend(options.attention.value), shape)
-    except AttentionUnavailable as error:
-        raise LoadFailed(str(error), field="attention") from error
 
 
 def _attention_shape(
@@ -101,30 +79,12 @@ def warm_up_text(transformer: LingBotTransformer, attention: Attention) -> None:
 
 def _choose_ops(options: LingBotOptions, plan: PrecisionPlan, device: torch.device) -> LayerOps | None:
     """Return the fused operations to use, None for the layers as they are written. Raises `LoadFailed`."""
-    choice = OpsChoice(options.layer_operations.value)
-    if plan.rounds_as_official:
-        if choice not in (OpsChoice.AUTO, OpsChoice.UNFUSED):
-            raise LoadFailed(
-                f"layer_operations {choice.value!r} don't round as the precision {plan.name!r} says: use 'unfused'",
-                field="layer_operations",
-            )
-        return None
-    if plan.quantizes_linears and choice is OpsChoice.UNFUSED:
+    choice = options.layer_operations
+    if not plan.rounds_as_official:
+        return layer_operations(choice, plan, device)
+    if choice not in (LayerOperations.AUTO, LayerOperations.UNFUSED):
         raise LoadFailed(
-            f"the precision {plan.name!r} has no unfused form: use layer_operations 'auto'", field="layer_operations"
+            f"layer_operations {choice.value!r} don't round as the precision {plan.name!r} says: use 'unfused'",
+            field="layer_operations",
         )
-    try:
-        ops = create_ops(choice, device)
-    except OpsUnavailable as error:
-        raise LoadFailed(str(error), field="layer_operations") from error
-    return PlainOps() if ops is None and plan.quantizes_linears else ops
-
-
-def _make_forward(transformer: LingBotTransformer, ops: LayerOps | None) -> tuple[Forward, str]:
-    """Return the forward and its name for operators."""
-    if ops is None:
-        return transformer, OpsChoice.UNFUSED.value
-    quantizes = transformer.plan.quantizes_linears
-    with torch.inference_mode():
-        forward = FusedForward(transformer, ops, quantize=quantizes)
-    return forward, f"{ops.name} with float8 linears" if quantizes else ops.name
+    return None

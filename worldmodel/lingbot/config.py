@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 
 from worldmodel.json_checks import JsonReader
+from worldmodel.kernels.names import AttentionChoice, LayerOperations
 
 OFFICIAL_WIDTH = 832
 OFFICIAL_HEIGHT = 480
@@ -122,29 +123,6 @@ class TextPlacement(StrEnum):
     RESIDENT = "resident"
     STREAMED = "streamed"
     CPU = "cpu"
-
-
-class AttentionChoice(StrEnum):
-    """Which kernel computes attention. AUTO times those that are available at load and takes the fastest."""
-
-    AUTO = "auto"
-    TORCH_SDPA = "torch_sdpa"
-    SDPA_FLASH = "sdpa_flash"
-    SDPA_CUDNN = "sdpa_cudnn"
-    FLASH3 = "flash3"
-    TRITON = "triton"
-
-
-class LayerOperations(StrEnum):
-    """What computes the small operations of a layer. AUTO: fused kernels on a CUDA device, else the layer as written.
-
-    PLAIN has the order of the fused kernels in plain torch; it is there to check them.
-    """
-
-    AUTO = "auto"
-    UNFUSED = "unfused"
-    PLAIN = "plain"
-    TRITON = "triton"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

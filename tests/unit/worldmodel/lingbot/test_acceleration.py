@@ -11,13 +11,15 @@ from kvcache.attention import TorchAttention
 from kvcache.spec import KVSpec
 from tests.support.lingbot_network import transformer, transformer_config
 from worldmodel.errors import LoadFailed
-from worldmodel.lingbot.acceleration import Acceleration, accelerate, warm_up_text
+from worldmodel.lingbot.acceleration import accelerate, warm_up_text
 from worldmodel.lingbot.config import LingBotOptions
 from worldmodel.lingbot.fused_forward import FusedForward
+from worldmodel.lingbot.pipeline import Forward
 from worldmodel.lingbot.transformer import LingBotTransformer, kv_geometry
+from worldmodel.wan.acceleration import Acceleration
 
 
-def build(precision: str = "fp32", **options: str) -> tuple[Acceleration, LingBotTransformer]:
+def build(precision: str = "fp32", **options: str) -> tuple[Acceleration[Forward], LingBotTransformer]:
     model = transformer(transformer_config(visible_latent_frames=6), precision)
     spec: KVSpec = kv_geometry(model.config, model.plan, latent_height=4, latent_width=6)
     parsed = LingBotOptions.from_json(json.dumps(options).encode())
