@@ -10,6 +10,8 @@ frames of the chunk, Y and X latent rows and columns, R rotated pairs of a head.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -24,22 +26,26 @@ class FusedForward:
     """Runs a transformer's forwards with fused operations. Takes the place of its `flow` and `store_clean`.
 
     With `quantize` the large linears of the layers are float8 and their original weights are given up: the plain
-    forward can't run any more. Raises ValueError for a plan whose rounding it does not follow.
+    forward can't run any more. `layers` are those of the transformer in their fused form, None fuses them here.
+    Raises ValueError for a plan whose rounding it does not follow.
     """
 
-    def __init__(self, transformer: LingBotTransformer, ops: LayerOps, *, quantize: bool = False) -> None:
+    def __init__(
+        self,
+        transformer: LingBotTransformer,
+        ops: LayerOps,
+        *,
+        quantize: bool = False,
+        layers: Sequence[FusedLayer] | None = None,
+    ) -> None:
         if transformer.plan.rounds_as_official:
             raise ValueError(f"the precision plan {transformer.plan.name!r} rounds where fused operations don't")
         self._transformer = transformer
         self._ops = ops
         self._format = FusedFormat(ops, transformer.plan.linear, quantize=quantize)
-        self._layers = tuple(self._fuse(layer) for layer in transformer.layers)
-
-    def _fuse(self, layer: Layer) -> FusedLayer:
-        attention = layer.self_attn
-        if self._transformer.plan.quantizes_kv:
-            balance_values(attention.v, attention.o, attention.num_heads)
-        return self._format.fuse(attention, layer.cross_attn, layer.ffn)
+        if layers is None:
+            layers = [fuse_layer(layer, self._format) for layer in transformer.layers]
+        self._layers = tuple(layers)
 
     # ------------------------------------------------------------ the forwards
 
@@ -48,10 +54,13 @@ class FusedForward:
         h_TD, a_TD = self._start(x_CFYX, time, inputs)
         rotations_TR2 = _real_rotations(inputs)
         last = len(self._layers) - 1
+        weights = self._transformer.weights.forward
         for index in range(last):
-            h_TD, update = self._layer(index, h_TD, a_TD, rotations_TR2, time, inputs, chunk)
+            with weights.layer(index):
+                h_TD, update = self._layer(index, h_TD, a_TD, rotations_TR2, time, inputs, chunk)
             h_TD, a_TD = self._attention_input(index + 1, h_TD, update, time)
-        h_TD, update = self._layer(last, h_TD, a_TD, rotations_TR2, time, inputs, chunk)
+        with weights.layer(last):
+            h_TD, update = self._layer(last, h_TD, a_TD, rotations_TR2, time, inputs, chunk)
         head = self._transformer.head
         _, a_TD = self._ops.residual_norm(h_TD, update, time.head_scale, time.head_shift, head.eps, torch.float32)
         return unpatchify(
@@ -69,10 +78,13 @@ class FusedForward:
         h_TD, a_TD = self._start(x0_CFYX, time, inputs)
         rotations_TR2 = _real_rotations(inputs)
         last = len(self._layers) - 1
+        weights = self._transformer.weights.forward
         for index in range(last):
-            h_TD, update = self._layer(index, h_TD, a_TD, rotations_TR2, time, inputs, chunk)
+            with weights.layer(index):
+                h_TD, update = self._layer(index, h_TD, a_TD, rotations_TR2, time, inputs, chunk)
             h_TD, a_TD = self._attention_input(index + 1, h_TD, update, time)
-        self._query_and_cache(last, a_TD, rotations_TR2, chunk)
+        with weights.layer(last):
+            self._query_and_cache(last, a_TD, rotations_TR2, chunk)
 
     # ------------------------------------------------------------ parts of a layer
 
@@ -133,6 +145,14 @@ class FusedForward:
         query_TD = self._ops.rms_norm(query_TD, cross.norm_q.weight, cross.norm_q.eps)
         query_THK = query_TD.unflatten(-1, (cross.num_heads, -1))
         return chunk.cross_store(TEXT_STORE).attend(index, query_THK).flatten(1)
+
+
+def fuse_layer(layer: Layer, layer_format: FusedFormat) -> FusedLayer:
+    """Return a layer's linears in the format of fused ones; `FusedFormat.fuse` says what becomes of its own."""
+    attention = layer.self_attn
+    if layer.plan.quantizes_kv:
+        balance_values(attention.v, attention.o, attention.num_heads)
+    return layer_format.fuse(attention, layer.cross_attn, layer.ffn)
 
 
 def balance_values(value: nn.Linear, output: nn.Linear, num_heads: int) -> None:

@@ -20,6 +20,7 @@ from torch import nn
 from kvcache.spec import CrossStoreSpec, KVSpec
 from kvcache.transaction import ChunkTransaction, LayerKV
 from worldmodel.kernels.layer_ops import to_fp8
+from worldmodel.lingbot.layer_parts import PartWeights
 from worldmodel.lingbot.transformer_config import TransformerConfig
 from worldmodel.wan.layers import (
     PATCH,
@@ -134,6 +135,12 @@ class Layer(nn.Module):
         self.plan = precision_plan("fp32")
         self._is_first = is_first
 
+    def apply_precision(self, plan: PrecisionPlan) -> None:
+        """Bring the parts that the linears' format does not hold into theirs."""
+        self.plan = plan
+        self.norm3.float()
+        self.modulation.data = self.modulation.data.float()
+
     def time_modulation(self, projection_6D: torch.Tensor, residual: torch.dtype) -> LayerModulation:
         """Add the layer's own modulation to the projected timestep; `residual` is the dtype of the residual stream."""
         rows = (self.modulation[0] + projection_6D).unbind(0)
@@ -208,7 +215,8 @@ class Head(nn.Module):
 class LingBotTransformer(nn.Module):
     """The network of LingBot-World v2. Parameters have the checkpoint's names and are left uninitialised.
 
-    Call `apply_precision` once after the weights are loaded.
+    Call `apply_precision` once after the weights are loaded. `weights` brings those of each layer to the device; all
+    loops over layers ask it.
     """
 
     def __init__(self, config: TransformerConfig) -> None:
@@ -228,6 +236,7 @@ class LingBotTransformer(nn.Module):
         self.blocks = nn.ModuleList(self.layers)
         self.head = Head(config)
         self.plan = precision_plan("fp32")
+        self.weights = PartWeights()
         self._rope_tables: dict[tuple[int, int], RopeTable] = {}
 
     @property
@@ -242,9 +251,7 @@ class LingBotTransformer(nn.Module):
         self.time_projection.float()
         self.head.float()
         for layer in self.layers:
-            layer.plan = plan
-            layer.norm3.float()
-            layer.modulation.data = layer.modulation.data.float()
+            layer.apply_precision(plan)
 
     # ------------------------------------------------------------ constants of the model
 
@@ -278,7 +285,10 @@ class LingBotTransformer(nn.Module):
         if merge_padding and num_padding > 1:
             logit_bias_L = torch.zeros(num_rows + 1, dtype=torch.float32, device=self.device)
             logit_bias_L[-1] = math.log(num_padding)
-        key_values = [layer.cross_attn.key_value(text_LD) for layer in self.layers]
+        key_values = []
+        for index, layer in enumerate(self.layers):
+            with self.weights.text.layer(index):
+                key_values.append(layer.cross_attn.key_value(text_LD))
         if self.plan.quantizes_kv:
             key_values = [(to_fp8(key), to_fp8(value)) for key, value in key_values]
         chunk.cross_store(TEXT_STORE).publish(key_values, logit_bias_L=logit_bias_L)
@@ -309,7 +319,7 @@ class LingBotTransformer(nn.Module):
         _, num_latent_frames, latent_height, latent_width = condition_CFYX.shape
         camera_TD = self.camera_tokens(projected_rays_TD.to(self.plan.linear))
         # Enqueued before the rotations are computed, so that a device works while the host does.
-        camera = tuple(layer.camera_modulation(camera_TD) for layer in self.layers)
+        camera = tuple(self.camera_modulation(index, camera_TD) for index in range(len(self.layers)))
         table = self._rope_table(latent_height // PATCH, latent_width // PATCH)
         rotations = table.rotations(first_latent_frame, num_latent_frames).to(self.plan.rope)
         return ChunkInputs(
@@ -320,6 +330,11 @@ class LingBotTransformer(nn.Module):
             latent_height=latent_height,
             latent_width=latent_width,
         )
+
+    def camera_modulation(self, index: int, camera_TD: torch.Tensor) -> CameraModulation:
+        """Turn the shared camera tokens into one layer's scale and shift."""
+        with self.weights.camera.layer(index):
+            return self.layers[index].camera_modulation(camera_TD)
 
     def _rope_table(self, grid_height: int, grid_width: int) -> RopeTable:
         if (grid_height, grid_width) not in self._rope_tables:
@@ -336,7 +351,8 @@ class LingBotTransformer(nn.Module):
         """Predict the flow of noisy latents, float32 [C, F, Y, X]. Writes the chunk's K and V into `chunk`."""
         h_TD = self.embed_latents(x_CFYX, inputs)
         for index in range(len(self.layers)):
-            h_TD = self.run_layer(index, h_TD, time, inputs, chunk)
+            with self.weights.forward.layer(index):
+                h_TD = self.run_layer(index, h_TD, time, inputs, chunk)
         return unpatchify(
             self.head(h_TD, time),
             num_frames=inputs.num_latent_frames,
@@ -350,11 +366,13 @@ class LingBotTransformer(nn.Module):
         Stops after K and V of the last layer: nothing behind them is used.
         """
         h_TD = self.embed_latents(x0_CFYX, inputs)
-        for index in range(len(self.layers) - 1):
-            h_TD = self.run_layer(index, h_TD, time, inputs, chunk)
-        last = self.layers[-1]
-        a_TD = last.self_attention_input(h_TD, time.layers[-1])
-        chunk.write(len(self.layers) - 1, *last.key_value(a_TD, inputs.rotations))
+        last = len(self.layers) - 1
+        for index in range(last):
+            with self.weights.forward.layer(index):
+                h_TD = self.run_layer(index, h_TD, time, inputs, chunk)
+        with self.weights.forward.layer(last):
+            a_TD = self.layers[last].self_attention_input(h_TD, time.layers[last])
+            chunk.write(last, *self.layers[last].key_value(a_TD, inputs.rotations))
 
     def embed_latents(self, x_CFYX: torch.Tensor, inputs: ChunkInputs) -> torch.Tensor:
         """Return the residual stream [T, D] before the first layer: patches of latents and condition, projected."""
