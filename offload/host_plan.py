@@ -120,7 +120,7 @@ def find_reasons(recipes: Sequence[Recipe], stored: Mapping[str, Sequence[Stored
     for recipe in recipes:
         for reason in _reasons_of(recipe, stored):
             found.setdefault(reason, []).append(recipe.tensor.name)
-    uses = Counter(key for recipe in recipes for key in recipe.keys)
+    uses = Counter(key for recipe in recipes if recipe.transform is None for key in recipe.keys)
     tied = [key for key, count in uses.items() if count > 1]
     if tied:
         found["tied: used by several runtime tensors"] = tied
