@@ -24,8 +24,9 @@ from training.demo_world.dataset import (
     relative_motion,
 )
 from training.demo_world.model import SIGMAS, PromptTable
-from training.demo_world.network import Rollouts, TrainingNetwork
+from training.demo_world.network import TrainingNetwork
 from training.demo_world.prompts import PROMPTS_PER_STYLE
+from training.demo_world.rollouts import Rollouts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,26 +48,21 @@ def roll_out(network: TrainingNetwork, prompts: PromptTable, script: Script, fix
     for chunk in range(num_chunks):
         frames = slice(chunk * FRAMES_PER_CHUNK, (chunk + 1) * FRAMES_PER_CHUNK)
         wording = torch.randint(0, PROMPTS_PER_STYLE, (num_sessions,), device=device)
-        text, bias = prompts.rows(network, script.styles_EN[:, chunk] * PROMPTS_PER_STYLE + wording)
+        text, bias = network.text_rows(*prompts.encode(script.styles_EN[:, chunk] * PROMPTS_PER_STYLE + wording))
         moved = script.translations_ET3[:, frames]
         longest = moved.norm(dim=-1).amax(1)[:, None, None]
-        moved = moved / torch.where(longest > 1e-6, longest, torch.ones_like(longest))
-        positions = torch.arange(frames.start, frames.stop, device=device).expand(num_sessions, -1)
         condition = script.conditions_ECTYX[:, :, frames]
         if frames.stop > CONDITION_FRAMES:
             condition = fixed_condition.expand(num_sessions, -1, FRAMES_PER_CHUNK, -1, -1)
-
-        def inputs_at(timestep: float, motion=(script.rotations_ET33[:, frames], moved), at=(positions, text, bias)):
-            return network.segment_inputs(
-                timesteps_G=torch.full((num_sessions,), timestep, device=device),
-                rotations_G=motion[0],
-                translations_G=motion[1],
-                positions_G=at[0],
-                text_GLD=at[1],
-                text_bias_G11L=at[2],
-            )
-
-        latents.append(rollouts.chunk(condition, SIGMAS, inputs_at))
+        inputs = rollouts.inputs(
+            condition_BCFYX=condition,
+            rotations_BF33=script.rotations_ET33[:, frames],
+            translations_BF3=moved / torch.where(longest > 1e-6, longest, torch.ones_like(longest)),
+            positions_BF=torch.arange(frames.start, frames.stop, device=device).expand(num_sessions, -1),
+            text_BLD=text,
+            text_bias_B11L=bias,
+        )
+        latents.append(rollouts.chunk(inputs, SIGMAS))
     return torch.cat(latents, dim=2)
 
 
@@ -93,6 +89,7 @@ def roll_out_walks(
         walks_R=chosen,
         latents_RTCYX=torch.nn.functional.pad(generated, (0, 0, 0, 0, 0, 0, 0, all_frames - frames)).bfloat16(),
         errors_RN=torch.nn.functional.pad(errors, (0, padding), value=math.inf),
+        num_chunks=chunks,
     )
 
 

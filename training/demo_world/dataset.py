@@ -3,7 +3,8 @@
 A walk is the beginning of a session, `OPENING_FRAMES` latent frames, and `LATER_FRAMES` of the same session after a gap
 of some chunks, so that clips show the sink and a window that may be far from it.
 
-Shape suffixes: W walks, T latent frames of a walk (opening, then later), C channels, Y X latent rows and columns.
+Shape suffixes: W walks, T latent frames of a walk (opening, then later), E pose features, C channels, Y X latent rows
+and columns.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from diffusers import AutoencoderKLWan
 from torch import Tensor
 
 from training.demo_world import scene, trajectories
+from training.demo_world.poses import pose_features
 from training.demo_world.vae import decode, encode
 
 FRAMES_PER_CHUNK = 3
@@ -75,13 +77,15 @@ class Walks:
     """Encoded walks.
 
     `gap_W` counts the chunks left out after the opening, `styles_WT` index `STYLES`, rotations and translations are
-    relative to the latent frame before, translations in units and not yet scaled.
+    relative to the latent frame before, translations in units and not yet scaled; `poses_WTE` say where the frame was
+    seen from.
     """
 
     latents_WTCYX: Tensor
     conditions_WTCYX: Tensor
     rotations_WT33: Tensor
     translations_WT3: Tensor
+    poses_WTE: Tensor
     styles_WT: Tensor
     gap_W: Tensor
 
@@ -148,6 +152,7 @@ def build_walks(
         conditions_WTCYX=torch.cat(conditions),
         rotations_WT33=torch.from_numpy(rotations[row, kept]).to(device),
         translations_WT3=torch.from_numpy(translations[row, kept]).to(device),
+        poses_WTE=torch.from_numpy(pose_features(_pick(cameras, row, kept))).to(device),
         styles_WT=torch.from_numpy(styles).to(device),
         gap_W=torch.from_numpy(gap).to(device),
     )

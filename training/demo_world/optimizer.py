@@ -1,5 +1,8 @@
 """Muon for the matrices of the layers, AdamW for everything else, and a moving average of all of them.
 
+Weights, gradients and averages are one flat tensor each, of which the parameters become views: a step is a few large
+operations, never waits for the device, and gradients of several processes are averaged in one call.
+
 Muon: momentum made orthogonal by five Newton-Schulz steps (Jordan et al., 2024, "Muon: an optimizer for hidden layers
 in neural networks"), scaled by 0.2 * sqrt(larger side) so that one learning rate fits both optimisers.
 """
@@ -15,6 +18,12 @@ WEIGHT_DECAY = 0.01
 MOMENTUM = 0.95
 ADAM_SHARE = 0.75
 """AdamW's learning rate over Muon's."""
+ADAM_BETAS = (0.9, 0.98)
+ADAM_EPSILON = 1e-8
+MAX_GRADIENT_NORM = 1.0
+
+_ALIGNMENT = 64
+"""Elements to which every parameter's place is aligned."""
 
 
 def orthogonalize(matrices_NIO: Tensor) -> Tensor:
@@ -31,52 +40,86 @@ def orthogonalize(matrices_NIO: Tensor) -> Tensor:
 
 
 class Optimizer:
-    """Steps named parameters: Muon takes the two-dimensional ones under `layer_prefix`, AdamW the rest."""
+    """Steps named parameters: Muon takes the two-dimensional ones under `layer_prefix`, AdamW the rest.
+
+    The parameters' memory is replaced; whoever fills them later must do so in place.
+    """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], *, layer_prefix: str, ema_decay: float = 0.998) -> None:
-        self.parameters = dict(parameters)
-        self.average = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
+        muon = {n: p for n, p in parameters.items() if n.startswith(layer_prefix) and p.dim() == 2}
+        by_shape: dict[tuple[int, ...], list[nn.Parameter]] = {}
+        for parameter in muon.values():
+            by_shape.setdefault(tuple(parameter.shape), []).append(parameter)
+        others = [p for n, p in parameters.items() if n not in muon]
+        ordered = [p for group in by_shape.values() for p in group] + others
+        starts = [0]
+        for parameter in ordered:
+            # Matrices of one shape must follow each other without gaps, or they are no batch.
+            size = parameter.numel()
+            if parameter.dim() == 2 and any(parameter is p for p in muon.values()):
+                starts.append(starts[-1] + size)
+            else:
+                starts.append(starts[-1] + -(-size // _ALIGNMENT) * _ALIGNMENT)
+        device = ordered[0].device
+        self.weights, self.gradients, self.average = (torch.zeros(starts[-1], device=device) for _ in range(3))
+        for parameter, start in zip(ordered, starts[:-1], strict=True):
+            place = slice(start, start + parameter.numel())
+            self.weights[place] = parameter.detach().flatten()
+            parameter.data = self.weights[place].view(parameter.shape)
+            parameter.grad = self.gradients[place].view(parameter.shape)
+        self.average.copy_(self.weights)
+        self._groups: list[tuple[slice, tuple[int, ...]]] = []
+        start = 0
+        for shape, group in by_shape.items():
+            size = len(group) * group[0].numel()
+            self._groups.append((slice(start, start + size), (len(group), *shape)))
+            start += size
+        self._adam = slice(start, starts[-1])
+        self._momentum = torch.zeros(start, device=device)
+        self._first, self._second = (torch.zeros(starts[-1] - start, device=device) for _ in range(2))
+        self._count = torch.zeros((), device=device)
+        self._learning_rate, self._toward = torch.zeros((), device=device), torch.zeros((), device=device)
         self.ema_decay = ema_decay
         self.num_steps = 0
-        muon = {n: p for n, p in self.parameters.items() if n.startswith(layer_prefix) and p.dim() == 2}
-        self._by_shape: dict[tuple[int, ...], list[nn.Parameter]] = {}
-        for parameter in muon.values():
-            self._by_shape.setdefault(tuple(parameter.shape), []).append(parameter)
-        self._momentum = {
-            shape: torch.zeros(len(group), *shape, device=group[0].device) for shape, group in self._by_shape.items()
-        }
-        others = [p for n, p in self.parameters.items() if n not in muon]
-        fused = others[0].is_cuda
-        self._adam = torch.optim.AdamW(others, lr=1e-3, betas=(0.9, 0.98), weight_decay=WEIGHT_DECAY, fused=fused)
 
-    def step(self, learning_rate: float) -> None:
-        """Clip the gradient's norm to 1, step, update the average and drop the gradients."""
-        torch.nn.utils.clip_grad_norm_(self.parameters.values(), 1.0)
-        for group in self._adam.param_groups:
-            group["lr"] = learning_rate * ADAM_SHARE
-        self._adam.step()
-        self._muon_step(learning_rate)
-        for parameter in self.parameters.values():
-            parameter.grad = None
+    def set_rate(self, learning_rate: float) -> None:
+        """Set the next step's learning rate; the average follows faster while it is young."""
+        decay = min(self.ema_decay, 1 - 1 / (self.num_steps + 2))
+        self._learning_rate.fill_(learning_rate)
+        self._toward.fill_(1 - decay)
         self.num_steps += 1
-        decay = min(self.ema_decay, 1 - 1 / (self.num_steps + 1))
-        with torch.no_grad():
-            averages = [self.average[name] for name in self.parameters]
-            torch._foreach_lerp_(averages, [p.detach() for p in self.parameters.values()], 1 - decay)
 
     @torch.no_grad()
-    def _muon_step(self, learning_rate: float) -> None:
-        for shape, group in self._by_shape.items():
-            gradients = torch.stack([parameter.grad for parameter in group if parameter.grad is not None])
-            momentum = self._momentum[shape].lerp_(gradients, 1 - MOMENTUM)
-            update = orthogonalize(gradients.lerp(momentum, MOMENTUM)) * (0.2 * max(shape) ** 0.5)
-            torch._foreach_mul_(group, 1 - learning_rate * WEIGHT_DECAY)
-            torch._foreach_add_(group, list(update.unbind(0)), alpha=-learning_rate)
+    def apply(self) -> None:
+        """Clip the gradient's norm, step and update the average; nothing here waits for the device."""
+        self.gradients.mul_((MAX_GRADIENT_NORM / (self.gradients.norm() + 1e-6)).clamp(max=1.0))
+        self._adam_step()
+        for place, shape in self._groups:
+            gradients = self.gradients[place].view(shape)
+            momentum = self._momentum[place].view(shape).lerp_(gradients, 1 - MOMENTUM)
+            update = orthogonalize(gradients.lerp(momentum, MOMENTUM)) * (0.2 * max(shape[1:]) ** 0.5)
+            weights = self.weights[place].view(shape)
+            weights.mul_(1 - self._learning_rate * WEIGHT_DECAY)
+            weights.sub_(update * self._learning_rate)
+        self.average.lerp_(self.weights, self._toward)
+
+    def _adam_step(self) -> None:
+        gradients, weights, rate = (
+            self.gradients[self._adam],
+            self.weights[self._adam],
+            self._learning_rate * ADAM_SHARE,
+        )
+        self._count.add_(1)
+        self._first.lerp_(gradients, 1 - ADAM_BETAS[0])
+        self._second.lerp_(gradients.square(), 1 - ADAM_BETAS[1])
+        first = self._first / (1 - torch.pow(ADAM_BETAS[0], self._count))
+        second = self._second / (1 - torch.pow(ADAM_BETAS[1], self._count))
+        weights.mul_(1 - rate * WEIGHT_DECAY)
+        weights.sub_(rate * first / (second.sqrt() + ADAM_EPSILON))
 
     def swap_average(self) -> None:
         """Exchange weights and averages; twice is as before."""
         with torch.no_grad():
-            for name, parameter in self.parameters.items():
-                current = parameter.detach().clone()
-                parameter.copy_(self.average[name])
-                self.average[name].copy_(current)
+            current = self.weights.clone()
+            self.weights.copy_(self.average)
+            self.average.copy_(current)

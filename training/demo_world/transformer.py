@@ -1,177 +1,274 @@
 """Train the demo world's transformer and text encoder.
 
-    python -m training.demo_world.transformer --out RUN --vae VAE_FOLDER --seconds 500 [--resume RUN] [--phase self]
+    python -m training.demo_world.transformer --out RUN --vae VAE_FOLDER --seconds 500 --start CHECKPOINT
+    torchrun --nproc-per-node 2 -m training.demo_world.transformer ... --resume RUN --own-from 0.5 --decay 0.3
 
-Two phases. `teacher`: every chunk is predicted after its true history. `self`: three quarters of the clips continue
-histories that the model made itself, as long as they are close to the truth, and learn the way back to it. A run starts
-from the averaged weights of the one before; the optimiser warms up again.
+Chunks are predicted after their true history; from `--own-from` on, a share of the clips continue histories that the
+model made itself, as long as they are close to the truth, and learn the way back to it. Under torchrun every process
+walks, learns and rolls out for itself, and gradients are averaged. A run starts from the averaged weights of the one
+before; the optimiser warms up again.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
+import os
 import sys
 import time
-from enum import StrEnum
 from pathlib import Path
 
 import numpy as np
 import torch
+import torch.distributed as distributed
 from diffusers import AutoencoderKLWan
 from torch import Tensor
 
 from training.demo_world import scene
 from training.demo_world.batches import CHUNKS, Batch, Batches, RolledOut
+from training.demo_world.clips import ClipInputs, Clips
 from training.demo_world.closed_loop import evaluate, roll_out_walks
 from training.demo_world.dataset import FRAMES_PER_CHUNK, LatentSpace, Walks, build_walks
-from training.demo_world.model import SIGMAS, DemoModel, PromptTable, export, save_parts
-from training.demo_world.network import TrainingNetwork
+from training.demo_world.model import (
+    CHUNK_POSE_LAYERS,
+    HISTORY_POSE_LAYERS,
+    SIGMAS,
+    DemoModel,
+    PromptTable,
+    export,
+)
 from training.demo_world.optimizer import Optimizer
+from training.demo_world.steps import Stepper
 from training.demo_world.vae import trainable
 
-WARM_UP_STEPS = 200
-ROLL_OUT_EVERY = 40
+WARM_UP_STEPS = 100
+AGREE_EVERY = 20
+"""Steps between two looks at the clock, which make the host wait for the device."""
+ROLL_OUT_EVERY = 60
+POSE_WEIGHT = 0.1
+REPORTED_CHUNKS = (1, 2, 3, 6, 10, 12, 15, 20, 26)
 
 
-class Phase(StrEnum):
-    TEACHER = "teacher"
-    SELF = "self"
+def loss_of(clips: Clips, model: DemoModel, prompts: PromptTable, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return the loss and what it consists of.
 
-
-def loss_of(network: TrainingNetwork, prompts: PromptTable, batch: Batch) -> Tensor:
-    """Return the weighted mean squared error of the predicted flow."""
-    num_clips = len(batch.noisy_BCTYX)
-
-    def segments(values_BT: Tensor) -> Tensor:
-        """Cut values of latent frames into chunks: those of the history, then all, clip by clip."""
-        values_BN = values_BT.unflatten(1, (CHUNKS, FRAMES_PER_CHUNK))
-        return torch.cat([values_BN[:, :-1], values_BN], dim=1).flatten(0, 1)
-
-    timesteps = torch.cat([torch.zeros_like(batch.sigmas_BN[:, :-1]), 1000.0 * batch.sigmas_BN], dim=1).flatten()
-    prompts_G = torch.cat([batch.prompts_BN[:, :-1], batch.prompts_BN], dim=1).flatten()
-    text, bias = prompts.rows(network, prompts_G)
-    inputs = network.segment_inputs(
-        timesteps_G=timesteps,
-        rotations_G=segments(batch.rotations_BT33),
-        translations_G=segments(batch.translations_BT3),
-        positions_G=segments(batch.positions_BT),
-        text_GLD=text,
-        text_bias_G11L=bias,
+    The loss is the weighted mean squared error of the predicted flow, and a little of the error of the poses that are
+    read from history and from predicted chunks. Watched are the flow's error, that at pure noise, and the poses' two.
+    """
+    num_copies = clips.layout.num_copies
+    weights = batch.weights_BN.repeat(1, num_copies)
+    rows, mask = prompts.encode(batch.wordings_Q)
+    inputs = ClipInputs(
+        timesteps_BM=torch.cat([torch.zeros_like(batch.weights_BN[:, 1:]), 1000.0 * batch.sigmas_BN], dim=1),
+        rotations_BF33=batch.rotations_BT33,
+        translations_BF3=batch.translations_BT3,
+        positions_BF=batch.positions_BT,
+        prompts_BN=batch.prompts_BN,
+        text_QLC=rows,
+        text_mask_QL=mask,
     )
     clean = torch.cat([batch.clean_BCTYX, batch.condition_BCTYX[:, :, :-FRAMES_PER_CHUNK]], dim=1)
-    flow = network.clip_flow(clean, torch.cat([batch.noisy_BCTYX, batch.condition_BCTYX], dim=1), inputs)
-    squared = (flow.float() - batch.target_BCTYX).square().mean(dim=(1, 3, 4))
-    by_chunk = squared.view(num_clips, CHUNKS, FRAMES_PER_CHUNK).mean(-1)
-    return (by_chunk * batch.weights_BN).sum() / batch.weights_BN.sum().clamp(min=1)
+    noisy = torch.cat([batch.noisy_BCTYX, batch.condition_BCTYX.repeat(1, 1, num_copies, 1, 1)], dim=1)
+    flow, (after_history, after_chunk) = clips.flow(clean, noisy, inputs)
+    squared = (flow - batch.target_BCTYX).square().mean(dim=(1, 3, 4)).unflatten(1, (-1, FRAMES_PER_CHUNK)).mean(-1)
+    poses = batch.poses_BTE.unflatten(1, (CHUNKS, FRAMES_PER_CHUNK))
+    tokens = (FRAMES_PER_CHUNK, -1)
+    history = model.poses.errors(0, after_history[:, : CHUNKS - 1].unflatten(2, tokens), poses[:, :-1])
+    drawn = model.poses.errors(1, after_chunk[:, CHUNKS - 1 :].unflatten(2, tokens), poses.repeat(1, num_copies, 1, 1))
+    of_flow = _weighted(squared, weights)
+    of_history, of_drawn = _weighted(history.mean(-1), batch.weights_BN[:, 1:]), _weighted(drawn.mean(-1), weights)
+    at_noise = _weighted(squared, weights * (batch.sigmas_BN == 1.0))
+    loss = of_flow + POSE_WEIGHT * (of_history + of_drawn)
+    return loss, torch.stack([of_flow, at_noise, of_history, of_drawn])
 
 
-def learning_rate_at(peak: float, step: int, progress: float, floor: float) -> float:
-    """Warm up over steps, then a cosine over the run's time down to `floor` times the peak."""
-    cosine = 0.5 + 0.5 * math.cos(math.pi * min(1.0, progress))
-    return peak * min(1.0, (step + 1) / WARM_UP_STEPS) * (floor + (1 - floor) * cosine)
+def _weighted(values: Tensor, weights: Tensor) -> Tensor:
+    return (values * weights).sum() / weights.sum().clamp(min=1)
 
 
-def main() -> None:
+def learning_rate_at(peak: float, step: int, progress: float, decay: float, floor: float) -> float:
+    """Warm up over steps, stay, and fall to `floor` times the peak over the last share `decay` of the run."""
+    falling = 1.0 if decay <= 0 else min(1.0, (1.0 - progress) / decay)
+    return peak * min(1.0, (step + 1) / WARM_UP_STEPS) * (floor + (1 - floor) * max(0.0, falling))
+
+
+class Run:
+    """A training run of one process. Only the first process writes and reports."""
+
+    def __init__(self, arguments: argparse.Namespace, device: torch.device, rank: int) -> None:
+        self.arguments, self.device, self.is_first = arguments, device, rank == 0
+        torch.manual_seed(arguments.seed)
+        vae = AutoencoderKLWan.from_pretrained(arguments.vae, torch_dtype=torch.float32).to(device)
+        self.space = LatentSpace(trainable(vae))
+        self.model = DemoModel().to(device)
+        folder = arguments.resume or arguments.start
+        if folder is not None:
+            missing = self.model.load(folder)
+            self.say(f"from {folder}, with {len(missing)} new tensors")
+        self.network, self.prompts = self.model.network(), PromptTable(self.model, device)
+        self.optimizer = Optimizer(
+            dict(self.model.named_parameters()), layer_prefix="transformer.blocks", ema_decay=arguments.ema
+        )
+        clips = Clips(
+            self.network,
+            CHUNKS,
+            num_copies=arguments.copies,
+            pose_layers=(HISTORY_POSE_LAYERS, CHUNK_POSE_LAYERS),
+        )
+        if arguments.compile:
+            clips.compile()
+
+        def compute(batch: Batch) -> tuple[Tensor, Tensor]:
+            with torch.autocast(device.type, torch.bfloat16, cache_enabled=False):
+                return loss_of(clips, self.model, self.prompts, batch)
+
+        self.stepper = Stepper(compute, self.optimizer)
+        # From here on every process has its own chance.
+        torch.manual_seed(1000 * arguments.seed + rank)
+        self.fixed_condition = self.space.fixed_condition(scene.HEIGHT, scene.WIDTH, device)
+        began = time.monotonic()
+        rng = np.random.default_rng([arguments.seed, rank])
+        self.walks: Walks = build_walks(self.space, rng, arguments.walks, device)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        self.say(f"{len(self.walks)} walks a process in {time.monotonic() - began:.0f} s")
+        self.batches = Batches(self.walks, self.fixed_condition, SIGMAS, num_copies=arguments.copies)
+
+    def say(self, text: str) -> None:
+        if self.is_first:
+            print(text, flush=True)
+
+    def train(self) -> None:
+        """Take steps until the time is over; all processes take equally many."""
+        arguments, rolled_out = self.arguments, None
+        began, started, next_look = time.monotonic(), None, 0.0
+        progress, step = 0.0, 0
+        while True:
+            if step % AGREE_EVERY == 0 and started is not None:
+                progress = self._agreed((time.monotonic() - started) / arguments.seconds)
+                if progress >= 1:
+                    return
+                if progress >= next_look:
+                    self._look(step, time.monotonic() - started)
+                    next_look += arguments.look_s / arguments.seconds
+            if progress >= arguments.own_from and step % ROLL_OUT_EVERY == 0:
+                rolled_out = self._roll_out(arguments.sessions, arguments.horizon)
+            num_own = round(arguments.own_share * arguments.clips)
+            batch = self.batches.draw(arguments.clips, rolled_out, num_own=num_own, max_error=arguments.max_error)
+            rate = learning_rate_at(arguments.peak, step, progress, arguments.decay, arguments.floor)
+            watched = self.stepper.step(batch, rate)
+            step += 1
+            if step == 5:
+                watched.tolist()
+                started = time.monotonic()
+                self.say(f"first steps after {started - began:.0f} s")
+            if step % 200 == 0 and started is not None:
+                steps_per_s = step / (time.monotonic() - started)
+                numbers = "  ".join(f"{value:.4f}" for value in watched.tolist())
+                self.say(f"step {step}  flow, at noise, poses: {numbers}  {steps_per_s:.2f} steps/s")
+            if arguments.smoke and step == 5:
+                return
+
+    def _agreed(self, value: float) -> float:
+        """Return the first process's value in all of them; waits for the device."""
+        number = torch.tensor(value, device=self.device)
+        if distributed.is_initialized():
+            distributed.broadcast(number, 0)
+        return float(number.item())
+
+    def _look(self, step: int, seconds: float) -> None:
+        """Say how a closed loop is doing, and save what there is."""
+        rolled_out = self._roll_out(48, min(18, max(12, self.arguments.horizon)))
+        errors = rolled_out.errors_RN[:, : rolled_out.num_chunks]
+        by_chunk = " ".join(f"{error:.3f}" for error in errors.mean(0).tolist())
+        used = (errors < self.arguments.max_error).float().mean().item()
+        self.say(f"after {seconds:.0f} s, {step} steps: error by chunk {by_chunk}, {used:.2f} of them used")
+        if self.is_first and step:
+            self.save()
+
+    def _roll_out(self, sessions: int, chunks: int) -> RolledOut:
+        """Make histories with the averaged weights, which are what will be served."""
+        self.optimizer.swap_average()
+        with torch.autocast(self.device.type, torch.bfloat16):
+            rolled_out = roll_out_walks(
+                self.network, self.prompts, self.walks, self.fixed_condition, sessions=sessions, chunks=chunks
+            )
+        self.optimizer.swap_average()
+        return rolled_out
+
+    def save(self) -> None:
+        """Write the averaged weights as a checkpoint's folders."""
+        self.optimizer.swap_average()
+        export(self.model, self.arguments.out)
+        self.optimizer.swap_average()
+
+    def report(self) -> None:
+        """Evaluate the averaged weights against the renderer, in bfloat16 as they are saved."""
+        arguments = self.arguments
+        self.optimizer.swap_average()
+        self.optimizer.weights.copy_(self.optimizer.weights.bfloat16())
+        sessions, chunks = (2, 3) if arguments.smoke else (24, 26)
+        torch.manual_seed(0)
+        with torch.autocast(self.device.type, torch.bfloat16):
+            result = evaluate(
+                self.network, self.prompts, self.space, self.fixed_condition, sessions=sessions, chunks=chunks
+            )
+        result.sheet.save(arguments.out / "closed_loop.png")
+        report = {"steps": self.optimizer.num_steps, "seconds": arguments.seconds, "chunks": REPORTED_CHUNKS}
+        report |= result.at(REPORTED_CHUNKS)
+        (arguments.out / "report.json").write_text(json.dumps(report, indent=2) + "\n")
+        print(json.dumps(report), flush=True)
+
+
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train the demo world's transformer for a bounded time.")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--vae", type=Path, required=True, help="diffusers folder of the trained VAE")
     parser.add_argument("--seconds", type=float, required=True, help="training time; data and evaluation not counted")
-    parser.add_argument("--resume", type=Path, help="--out of an earlier run to go on from")
-    parser.add_argument("--phase", type=Phase, default=Phase.TEACHER, choices=list(Phase))
-    parser.add_argument("--peak", type=float, help="learning rate; default 2e-3 for teacher, 6e-4 for self")
-    parser.add_argument("--floor", type=float, default=0.2, help="last learning rate over the peak")
-    parser.add_argument("--walks", type=int, default=4096)
-    parser.add_argument("--clips", type=int, default=64, help="clips a step")
-    parser.add_argument("--horizon", type=int, default=6, help="chunks of a rollout in phase self, at most 18")
+    origin = parser.add_mutually_exclusive_group()
+    origin.add_argument("--resume", type=Path, help="--out of an earlier run to go on from")
+    origin.add_argument("--start", type=Path, help="checkpoint folder to begin with; it may lack the last layers")
+    parser.add_argument("--peak", type=float, default=2e-3, help="learning rate")
+    parser.add_argument("--decay", type=float, default=0.0, help="last share of the run in which the rate falls")
+    parser.add_argument("--floor", type=float, default=0.02, help="last learning rate over the peak")
+    parser.add_argument("--ema", type=float, default=0.998, help="decay of the weights' average, a step")
+    parser.add_argument("--walks", type=int, default=2048, help="walks a process")
+    parser.add_argument("--clips", type=int, default=24, help="clips a step and process")
+    parser.add_argument("--copies", type=int, default=2, help="noisy copies of each clip")
+    parser.add_argument("--own-from", type=float, default=2.0, help="progress, 0 to 1, from which histories are own")
+    parser.add_argument("--own-share", type=float, default=0.5, help="clips with a history of the model's own making")
+    parser.add_argument("--sessions", type=int, default=96, help="rollouts at once, a process")
+    parser.add_argument("--horizon", type=int, default=12, help="chunks of a rollout, 8 to 18")
     parser.add_argument("--max-error", type=float, default=0.15, help="latent error up to which a history is used")
+    parser.add_argument("--look-s", type=float, default=60.0, help="seconds between two looks at closed loops")
     parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--smoke", action="store_true", help="two steps on a few walks, to try the program on a CPU")
+    parser.add_argument("--no-compile", dest="compile", action="store_false", help="layers as they are written")
+    parser.add_argument("--smoke", action="store_true", help="five steps on a few walks, to try the program on a CPU")
     arguments = parser.parse_args()
     if arguments.smoke:
-        arguments.walks, arguments.clips, arguments.horizon = 6, 2, 4
+        arguments.walks, arguments.clips, arguments.sessions, arguments.horizon = 6, 2, 2, 8
+        arguments.own_from = min(arguments.own_from, 0.0)
+    return arguments
+
+
+def main() -> None:
+    arguments = _arguments()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.manual_seed(arguments.seed)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     torch.backends.cudnn.benchmark = True
-
-    space = LatentSpace(
-        trainable(AutoencoderKLWan.from_pretrained(arguments.vae, torch_dtype=torch.float32).to(device))
-    )
-    model = DemoModel().to(device)
-    if arguments.resume is not None:
-        model.restore(arguments.resume)
-    network, prompts = model.network(), PromptTable(model, device)
-    optimizer = Optimizer(dict(model.named_parameters()), layer_prefix="transformer.blocks")
-    fixed_condition = space.fixed_condition(scene.HEIGHT, scene.WIDTH, device)
-    began = time.monotonic()
-    walks = build_walks(space, np.random.default_rng(arguments.seed), arguments.walks, device)
-    print(f"{len(walks)} walks in {time.monotonic() - began:.0f} s", flush=True)
-    batches = Batches(walks, fixed_condition, SIGMAS)
-    if device.type == "cuda":
-        network.compile()
-
-    peak = arguments.peak or (2e-3 if arguments.phase is Phase.TEACHER else 6e-4)
-    rolled_out: RolledOut | None = None
-    began, started = time.monotonic(), None
-    while True:
-        progress = 0.0 if started is None else (time.monotonic() - started) / arguments.seconds
-        if progress >= 1 or (arguments.smoke and optimizer.num_steps == 2):
-            break
-        if arguments.phase is Phase.SELF and optimizer.num_steps % ROLL_OUT_EVERY == 0:
-            rolled_out = _roll_out(network, prompts, optimizer, walks, fixed_condition, arguments)
-        with torch.autocast(device.type, torch.bfloat16):
-            if rolled_out is None:
-                loss = loss_of(network, prompts, batches.teacher_forced(arguments.clips))
-            else:
-                own = arguments.clips // 2
-                loss = loss_of(network, prompts, batches.self_forced(own, rolled_out, arguments.max_error))
-                loss = 0.5 * (loss + loss_of(network, prompts, batches.teacher_forced(arguments.clips - own)))
-        loss.backward()
-        optimizer.step(learning_rate_at(peak, optimizer.num_steps, progress, arguments.floor))
-        if optimizer.num_steps == 5:
-            started = time.monotonic()
-            print(f"first steps after {started - began:.0f} s", flush=True)
-        if optimizer.num_steps % 200 == 0 and started is not None:
-            rate = optimizer.num_steps / (time.monotonic() - started)
-            print(f"step {optimizer.num_steps}  loss {loss.item():.4f}  {rate:.2f} steps/s", flush=True)
-
-    optimizer.swap_average()
-    save_parts(dict(model.named_parameters()), arguments.out, "weights")
-    export(model, arguments.out)
-    sessions, chunks = (2, 3) if arguments.smoke else (24, 26)
-    with torch.autocast(device.type, torch.bfloat16):
-        result = evaluate(network, prompts, space, fixed_condition, sessions=sessions, chunks=chunks)
-    result.sheet.save(arguments.out / "closed_loop.png")
-    report = {"phase": arguments.phase, "steps": optimizer.num_steps, "chunks": [1, 2, 3, 6, 10, 12, 15, 20, 26]}
-    report |= result.at((1, 2, 3, 6, 10, 12, 15, 20, 26))
-    (arguments.out / "report.json").write_text(json.dumps(report, indent=2) + "\n")
-    print(json.dumps(report), flush=True)
-
-
-def _roll_out(
-    network: TrainingNetwork,
-    prompts: PromptTable,
-    optimizer: Optimizer,
-    walks: Walks,
-    fixed_condition: Tensor,
-    arguments: argparse.Namespace,
-) -> RolledOut:
-    """Make histories with the averaged weights, which are what will be served."""
-    optimizer.swap_average()
-    sessions = 2 if arguments.smoke else 192
-    with torch.autocast(fixed_condition.device.type, torch.bfloat16):
-        rolled_out = roll_out_walks(
-            network, prompts, walks, fixed_condition, sessions=sessions, chunks=arguments.horizon
-        )
-    optimizer.swap_average()
-    if optimizer.num_steps % (5 * ROLL_OUT_EVERY) == 0:
-        errors = rolled_out.errors_RN[:, : arguments.horizon]
-        used = (errors < arguments.max_error).float().mean().item()
-        print(f"rollout: error by chunk {[round(e, 3) for e in errors.mean(0).tolist()]}, used {used:.2f}", flush=True)
-    return rolled_out
+    rank, on_gpu = int(os.environ.get("RANK", "0")), torch.cuda.is_available()
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+    if "WORLD_SIZE" in os.environ:
+        distributed.init_process_group("nccl" if on_gpu else "gloo")
+    run = Run(arguments, device, rank)
+    run.train()
+    if run.is_first:
+        run.save()
+        run.report()
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -9,7 +9,9 @@ import torch
 
 from kvcache.cache import KVCache
 from tests.support.lingbot_network import SESSION, transformer, transformer_config
-from training.demo_world.network import Geometry, Rollouts, SegmentInputs, TrainingNetwork, history_of
+from training.demo_world.clips import ClipInputs, Clips
+from training.demo_world.network import Geometry, TrainingNetwork, history_of
+from training.demo_world.rollouts import Rollouts
 from worldmodel.lingbot.camera import camera_features
 from worldmodel.lingbot.transformer import LingBotTransformer, kv_geometry
 
@@ -78,49 +80,59 @@ def served(model: LingBotTransformer, clip: Clip) -> torch.Tensor:
     return torch.cat(flows, dim=1)
 
 
-def _inputs(network: TrainingNetwork, clip: Clip, segments: list[tuple[int, float]]) -> SegmentInputs:
-    """Inputs of (chunk, timestep) segments of the clip, which stands twice in the batch."""
+def _text(network: TrainingNetwork, clip: Clip) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows and mask of two prompts, of which the second is the clip's."""
     rows = torch.nn.functional.pad(clip.text, (0, 0, 0, 64 - len(clip.text)))
-    text, bias = network.text_rows(rows[None], torch.arange(64)[None] < len(clip.text))
-    chunks = torch.tensor([chunk for chunk, _ in segments] * 2)
-    frames = chunks[:, None] * FRAMES + torch.arange(FRAMES)
-    return network.segment_inputs(
-        timesteps_G=torch.tensor([timestep for _, timestep in segments] * 2),
-        rotations_G=clip.poses[frames][..., :3, :3],
-        translations_G=clip.poses[frames][..., :3, 3],
-        positions_G=frames,
-        text_GLD=text.expand(len(chunks), -1, -1),
-        text_bias_G11L=bias.expand(len(chunks), -1, -1, -1),
-    )
+    mask = torch.arange(64)[None] < torch.tensor([[3], [len(clip.text)]])
+    return torch.stack([rows.flip(0), rows]) * mask[..., None], mask
 
 
-def test_a_clip_in_one_pass_equals_a_served_rollout(
-    model: LingBotTransformer, clip: Clip, served: torch.Tensor
+@pytest.mark.parametrize("num_copies", [1, 2])
+def test_clips_in_one_pass_equal_a_served_rollout(
+    model: LingBotTransformer, clip: Clip, served: torch.Tensor, num_copies: int
 ) -> None:
+    """The clip stands twice in the batch; further noisy copies repeat the first."""
     network = TrainingNetwork(model, GEOMETRY)
-    segments = [(chunk, 0.0) for chunk in range(CHUNKS - 1)] + list(enumerate(TIMESTEPS))
-    clean = torch.cat([clip.clean, clip.condition])[:, : (CHUNKS - 1) * FRAMES]
-    noisy = torch.cat([clip.noisy, clip.condition])
+    clips = Clips(network, CHUNKS, num_copies=num_copies, pose_layers=(1,))
+    rows, mask = _text(network, clip)
+    inputs = ClipInputs(
+        timesteps_BM=torch.tensor([[0.0] * (CHUNKS - 1) + [*TIMESTEPS] * num_copies] * 2),
+        rotations_BF33=clip.poses[None, :, :3, :3].repeat(2, 1, 1, 1),
+        translations_BF3=clip.poses[None, :, :3, 3].repeat(2, 1, 1),
+        positions_BF=torch.arange(CHUNKS * FRAMES).repeat(2, 1),
+        prompts_BN=torch.ones(2, CHUNKS, dtype=torch.long),
+        text_QLC=rows,
+        text_mask_QL=mask,
+    )
+    clean = torch.cat([clip.clean, clip.condition])[:, : (CHUNKS - 1) * FRAMES].repeat(2, 1, 1, 1, 1)
+    noisy = torch.cat([clip.noisy, clip.condition]).repeat(2, 1, num_copies, 1, 1)
     with torch.no_grad():
-        flow = network.clip_flow(
-            clean.repeat(2, 1, 1, 1, 1), noisy.repeat(2, 1, 1, 1, 1), _inputs(network, clip, segments)
-        )
-    for row in flow:
-        torch.testing.assert_close(row, served, atol=2e-4, rtol=1e-3)
+        flow, kept = clips.flow(clean, noisy, inputs)
+    assert [list(h.shape[:2]) for h in kept] == [[2, CHUNKS - 1 + num_copies * CHUNKS]]
+    for copies in flow:
+        for copy in copies.split(CHUNKS * FRAMES, dim=1):
+            torch.testing.assert_close(copy, served, atol=1e-5, rtol=1e-5)
 
 
 def test_rollouts_keep_the_window_of_a_session(model: LingBotTransformer, clip: Clip, served: torch.Tensor) -> None:
     network = TrainingNetwork(model, GEOMETRY)
     rollouts = Rollouts(network)
     with torch.no_grad():
+        text, bias = (x[1:].repeat(2, *[1] * (x.dim() - 1)) for x in network.text_rows(*_text(network, clip)))
         for chunk, timestep in enumerate(TIMESTEPS):
-            condition = clip.part(clip.condition, chunk).repeat(2, 1, 1, 1, 1)
-            noisy = clip.part(clip.noisy, chunk).repeat(2, 1, 1, 1, 1)
-            flow = rollouts.flow(noisy, condition, _inputs(network, clip, [(chunk, timestep)]))
+            frames = torch.arange(chunk * FRAMES, (chunk + 1) * FRAMES)
+            inputs = rollouts.inputs(
+                condition_BCFYX=clip.part(clip.condition, chunk).repeat(2, 1, 1, 1, 1),
+                rotations_BF33=clip.poses[None, frames, :3, :3].repeat(2, 1, 1, 1),
+                translations_BF3=clip.poses[None, frames, :3, 3].repeat(2, 1, 1),
+                positions_BF=frames.repeat(2, 1),
+                text_BLD=text,
+                text_bias_B11L=bias,
+            )
+            flow = rollouts.flow(clip.part(clip.noisy, chunk).repeat(2, 1, 1, 1, 1), inputs, timestep)
             for row in flow:
-                torch.testing.assert_close(row, clip.part(served, chunk), atol=2e-4, rtol=1e-3)
-            clean = clip.part(clip.clean, chunk).repeat(2, 1, 1, 1, 1)
-            rollouts.keep(clean, condition, _inputs(network, clip, [(chunk, 0.0)]))
+                torch.testing.assert_close(row, clip.part(served, chunk), atol=1e-5, rtol=1e-5)
+            rollouts.keep(clip.part(clip.clean, chunk).repeat(2, 1, 1, 1, 1), inputs)
 
 
 def test_history_is_the_sink_and_the_window() -> None:
