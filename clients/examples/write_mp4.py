@@ -9,11 +9,11 @@ from clients.python import WorldClient
 
 
 async def main(url: str = "ws://127.0.0.1:8000", path: str = "walk.mp4") -> None:
-    async with WorldClient(url, image="day", prompt="a small town, day", pacing="free") as world:
+    async with WorldClient(url, pacing="free") as world:
         await world.hold("w")
         receipt = await world.tap("l")
         num_chunks = await world.save_mp4(path, num_chunks=8)
-        turned = await receipt.applied
+        turned = await receipt
         print(f"{num_chunks} chunks in {path}; the turn is in chunk {turned.chunk_index}")
 
 

@@ -17,7 +17,7 @@ NAMES = {"pil": "pillow", "yaml": "pyyaml", "pydantic-core": "pydantic", "starle
 def test_what_is_imported_is_named() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
-    requirements = [*project["dependencies"], *extras["media"], *extras["model"], *extras["cuda"]]
+    requirements = [*project["dependencies"], *extras["media"], *extras["model"], *extras["cuda"], *extras["window"]]
     named = {re.split(r"[\s;<>=\[]", requirement)[0] for requirement in requirements}
     assert _imported() - named == set()
 

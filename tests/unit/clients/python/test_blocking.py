@@ -160,9 +160,10 @@ def test_an_interrupt_cancels_what_was_waited_for(monkeypatch: pytest.MonkeyPatc
         assert begun.wait(10)
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr(Future, "result", interrupt)
-        thread.run(wait_for_ever())
+        with pytest.raises(KeyboardInterrupt):
+            thread.run(wait_for_ever())
     assert cancelled.wait(10)
     thread.stop()
     thread.stop()

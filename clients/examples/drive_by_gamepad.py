@@ -1,0 +1,31 @@
+"""Drive through a world with a gamepad: `python -m clients.examples.drive_by_gamepad [URL]`.
+
+The left stick walks, the right stick looks. A stick is as good as the keys it stands for: past the dead zone they are
+held.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from clients.examples.window import Pad, first_pad, walk
+
+DEAD_ZONE = 0.35
+AXES = ("ad", "ws", "jl", "ik")
+"""For each axis the keys at -1 and at +1: left stick x and y, right stick x and y. Up is -1."""
+
+
+def keys_of(pad: Pad) -> tuple[str, ...]:
+    """Return the keys that the sticks stand for."""
+    values = [pad.get_axis(axis) for axis in range(min(len(AXES), pad.get_numaxes()))]
+    return tuple(AXES[axis][value > 0] for axis, value in enumerate(values) if abs(value) > DEAD_ZONE)
+
+
+async def main(url: str = "ws://127.0.0.1:8000") -> None:
+    pad = first_pad()
+    await walk(url, lambda: keys_of(pad))
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:2]))

@@ -1,0 +1,33 @@
+"""Fly a square, without asyncio: `python -m clients.examples.scripted_flight [URL] [FILE]`.
+
+The whole flight is one script: a set of keys for each latent frame, then none. Its receipt names the latent frame in
+which it begins, so the film ends with the flight.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from clients.python import connect
+
+LEG = [["w"]] * 6 + [["w", "l"]] * 3
+"""Straight on, then a turn to the right while walking; one entry a latent frame."""
+
+FLIGHT = LEG * 4
+
+
+def main(url: str = "ws://127.0.0.1:8000", path: str = "flight.mp4") -> None:
+    with connect(url) as world, world.recording(path) as film:
+        receipt = world.script(FLIGHT)
+        for chunk in world.chunks():
+            if not receipt.is_settled:
+                continue
+            begun = receipt.wait()
+            flown = (chunk.chunk_index + 1 - begun.chunk_index) * world.session.latent_frames_per_chunk
+            if flown - begun.latent_frame >= len(FLIGHT):
+                break
+        print(f"{film.num_chunks} chunks in {path}; the flight begins in chunk {begun.chunk_index}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

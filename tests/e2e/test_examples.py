@@ -1,0 +1,168 @@
+"""Each example against a real server with the fake model, as the files are run or with a hand on the sticks."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import av
+import pygame
+import pytest
+
+from clients.conformance.picture import png
+from clients.examples import drive_by_gamepad, scripted_flight, watch, window, write_mp4
+from clients.python import WorldClient, connect
+from tests.support.server_process import ServerProcess, running_command
+
+CONFIG = """\
+[model]
+name = "fake"
+checkpoint = "{folder}"
+width = 64
+height = 48
+fps = 60
+precision = "fp32"
+begin_image = "start"
+start_images = [{{ name = "start", file = "start.png", prompt = "a small town" }}]
+
+[model.options]
+chunk_ms = 2
+prompt_commands = true
+
+[kvcache]
+requested_sessions = 2
+
+[worker]
+cpu_threads = 1
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    config = tmp_path_factory.mktemp("examples") / "fake.toml"
+    config.write_text(CONFIG.format(folder=config.parent), encoding="utf-8")
+    (config.parent / "start.png").write_bytes(png())
+    with running_command("server", "serve", str(config), "--port", "0") as process:
+        process.until_ready()
+        yield process
+
+
+def num_frames(path: Path) -> int:
+    with av.open(path) as container:
+        return sum(1 for _ in container.decode(video=0))
+
+
+async def test_write_mp4(server: ServerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    await write_mp4.main(server.url, str(tmp_path / "walk.mp4"))
+    assert f"8 chunks in {tmp_path / 'walk.mp4'}; the turn is in chunk " in capsys.readouterr().out
+    assert num_frames(tmp_path / "walk.mp4") == 9 + 7 * 12
+
+
+def test_scripted_flight(server: ServerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    scripted_flight.main(server.url, str(tmp_path / "flight.mp4"))
+    said = re.fullmatch(r"(\d+) chunks in .*; the flight begins in chunk (\d+)\n", capsys.readouterr().out)
+    assert said
+    num_chunks, begins = map(int, said.groups())
+    assert num_chunks == begins + len(scripted_flight.FLIGHT) // 3
+    assert num_frames(tmp_path / "flight.mp4") == 9 + (num_chunks - 1) * 12
+
+
+def test_watch(server: ServerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with connect(server.url) as world:
+        arguments = (server.url, world.session.watch_token, str(tmp_path / "seen.mp4"))
+        watching = threading.Thread(target=watch.main, args=arguments)
+        watching.start()
+        server.until(
+            lambda: server.get(f"v1/sessions/{world.session.session_id}").json()["watchers"], what="it watches"
+        )
+        receipt = world.hold("w")
+        while not receipt.is_settled:
+            world.next_chunk()
+        applied = receipt.wait()
+        session_id = world.session.session_id
+    watching.join(30)
+    said = capsys.readouterr().out
+    assert f"watching {session_id}: fake, 64x48" in said
+    assert f"run 0 chunk {applied.chunk_index}, events [0]" in said
+    assert said.endswith("the session is over\n")
+    assert num_frames(tmp_path / "seen.mp4") >= 12
+
+
+# ---------------------------------------------------------------- windows
+
+
+class Sticks:
+    """A gamepad whose sticks somebody moves after each look."""
+
+    def __init__(self, *positions: tuple[float, ...]) -> None:
+        self._positions = list(positions)
+
+    def get_numaxes(self) -> int:
+        return 4
+
+    def get_axis(self, axis_number: int, /) -> float:
+        value = self._positions[0][axis_number]
+        if axis_number == 3 and len(self._positions) > 1:
+            self._positions.pop(0)
+        return value
+
+
+@pytest.fixture
+def no_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """What the example had the client hold, in order."""
+    seen: list[tuple[str, ...]] = []
+    hold = WorldClient.hold
+
+    async def note(world: WorldClient, *keys: str) -> object:
+        seen.append(keys)
+        return await hold(world, *keys)
+
+    monkeypatch.setattr(WorldClient, "hold", note)
+    return seen
+
+
+async def test_a_window_shows_frames_until_it_is_closed(server: ServerProcess, no_screen: None) -> None:
+    colours = []
+
+    def read_keys() -> tuple[str, ...]:
+        screen = pygame.display.get_surface()
+        assert screen is not None
+        colours.append(screen.get_at((10, 10))[:3])
+        assert screen.get_size() == (960, 720)
+        if len(colours) == 20:
+            pygame.event.post(pygame.event.Event(pygame.QUIT))
+        return window.pressed_keys("wasdijkl")
+
+    assert await window.walk(server.url, read_keys) == 21
+    assert colours[0] != (0, 0, 0), "the picture is on the screen"
+    assert not pygame.display.get_init()
+
+
+async def test_a_gamepad_holds_the_keys_of_its_sticks(
+    server: ServerProcess, no_screen: None, held: list[tuple[str, ...]]
+) -> None:
+    rest = (0.1, -0.2, 0.0, 0.3)
+    sticks = Sticks(rest, (0.0, -0.9, 0.6, 0.0), (0.0, -0.9, 0.6, 0.0), rest)
+    assert await window.walk(server.url, lambda: drive_by_gamepad.keys_of(sticks), max_frames=12) == 12
+    assert held == [("w", "l"), ()]
+
+
+async def test_no_gamepad_is_said(no_screen: None) -> None:
+    with pytest.raises(SystemExit, match="no gamepad is connected"):
+        await drive_by_gamepad.main("ws://127.0.0.1:1")
+
+
+def test_no_pygame_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pygame", None)
+    monkeypatch.delitem(sys.modules, "clients.examples.window")
+    with pytest.raises(SystemExit, match=r"this example needs pygame: pip install 'worldserve\[window\]'"):
+        importlib.import_module("clients.examples.window")
