@@ -31,7 +31,7 @@ from worldmodel.dreamzero.observation_vae import condition_channels, condition_l
 from worldmodel.dreamzero.picture_size import latent_size
 from worldmodel.dreamzero.pictures import observation_clip, signed_pictures, start_picture
 from worldmodel.dreamzero.prompts import Prompt, PromptEncoder, frame_prompt
-from worldmodel.dreamzero.sampler import DreamZeroSampler, Sample, skipping_rule
+from worldmodel.dreamzero.sampler import DreamZeroSampler, Sample
 from worldmodel.dreamzero.settings import check_settings
 from worldmodel.dreamzero.state import DreamZeroState
 from worldmodel.dreamzero.transformer import NEGATIVE, POSITIVE, TEXT_STORE, FrameInputs
@@ -103,7 +103,7 @@ class DreamZeroAdapter:
             self._acceleration = accelerate(model, options, self.kv_spec())
             self._sampler = DreamZeroSampler(
                 model.transformer,
-                skipping_rule(options),
+                options,
                 forward=self._acceleration.forward,
                 final_noise=model.sizes.final_noise,
             )

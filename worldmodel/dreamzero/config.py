@@ -21,6 +21,7 @@ OFFICIAL_SEED = 1140
 MAX_SEED = 2**53 - 1
 MAX_TEMPLATE_CHARS = 4000
 MAX_PATH_CHARS = 4096
+MIN_STRENGTH, MAX_STRENGTH = 0.01, 100.0
 
 _READER = JsonReader(code="bad_options", root="options")
 
@@ -38,6 +39,8 @@ class DreamZeroOptions:
 
     `tokenizer`: folder of the text encoder's tokenizer; None takes the folder `tokenizer` of the checkpoint.
     `computed_steps` belongs to static skipping. `noise_seed`: the seed of every call; None takes the session's own.
+    `guidance`: how far the video is pushed away from the negative branch. `shift`: how much of the steps is spent at
+    high noise.
     `prompt_template`: what a prompt is put into, at `{prompt}`; None takes the robot's.
     """
 
@@ -46,6 +49,8 @@ class DreamZeroOptions:
     step_skipping: StepSkipping = StepSkipping.STATIC
     computed_steps: int = 8
     noise_seed: int | None = OFFICIAL_SEED
+    guidance: float = 5.0
+    shift: float = 5.0
     prompt_template: str | None = None
     attention: AttentionChoice = AttentionChoice.AUTO
     layer_operations: LayerOperations = LayerOperations.AUTO
@@ -88,6 +93,8 @@ def _read_options(value: object) -> DreamZeroOptions:
         step_skipping=StepSkipping(word("step_skipping", StepSkipping)),
         computed_steps=_computed_steps(options.get("computed_steps", defaults.computed_steps)),
         noise_seed=_noise_seed(options.get("noise_seed", defaults.noise_seed)),
+        guidance=_strength(options, "guidance", defaults.guidance),
+        shift=_strength(options, "shift", defaults.shift),
         prompt_template=_template(options),
         attention=AttentionChoice(word("attention", AttentionChoice)),
         layer_operations=LayerOperations(word("layer_operations", LayerOperations)),
@@ -105,6 +112,10 @@ def _noise_seed(value: object) -> int | None:
     if value == "session":
         return None
     return _READER.read_integer(value, "noise_seed", minimum=0, maximum=MAX_SEED)
+
+
+def _strength(options: dict[str, object], key: str, default: float) -> float:
+    return _READER.read_number(options.get(key, default), key, minimum=MIN_STRENGTH, maximum=MAX_STRENGTH)
 
 
 def _text(options: dict[str, object], key: str, max_chars: int) -> str | None:

@@ -30,11 +30,9 @@ from worldmodel.dreamzero.transformer import (
     StepTime,
     Velocity,
 )
-from worldmodel.dreamzero.transformer_layers import TimeConstants
 from worldmodel.dreamzero.unipc import UniPC, noise_levels
+from worldmodel.wan.transformer import TimeConstants
 
-SHIFT = 5.0
-GUIDANCE = 5.0
 COMMIT_TIMESTEP = 0
 
 
@@ -75,16 +73,17 @@ class DreamZeroSampler:
     def __init__(
         self,
         transformer: DreamZeroTransformer,
-        new_skipping: Callable[[], StepSkipping],
+        options: DreamZeroOptions,
         *,
         forward: Forward | None = None,
         final_noise: float | None = None,
     ) -> None:
         self._transformer = transformer
         self._forward: Forward = transformer if forward is None else forward
-        self._new_skipping = new_skipping
-        self._video = UniPC(noise_levels(NUM_STEPS, SHIFT, final_noise=final_noise))
-        self._action = UniPC(noise_levels(NUM_STEPS, SHIFT))
+        self._new_skipping = skipping_rule(options)
+        self._guidance = options.guidance
+        self._video = UniPC(noise_levels(NUM_STEPS, options.shift, final_noise=final_noise))
+        self._action = UniPC(noise_levels(NUM_STEPS, options.shift))
         self._times = self._all_times()
         self._commit_time = transformer.time_constants(COMMIT_TIMESTEP)
 
@@ -111,7 +110,7 @@ class DreamZeroSampler:
         for step in range(NUM_STEPS):
             if skipping.runs(step):
                 velocity = self._forward.velocity(video.sample, action.sample, self._times[step], inputs, draft)
-                guided_CFYX, action_flow_NA = guide(velocity), velocity.action_NA
+                guided_CFYX, action_flow_NA = guide(velocity, self._guidance), velocity.action_NA
                 skipping.computed(guided_CFYX)
                 num_computed += 1
             assert guided_CFYX is not None
@@ -121,7 +120,7 @@ class DreamZeroSampler:
         return Sample(video_CFYX=video.sample, action_NA=action.sample, num_computed=num_computed)
 
 
-def guide(velocity: Velocity) -> Tensor:
+def guide(velocity: Velocity, guidance: float) -> Tensor:
     """Push the video away from what the negative branch predicts."""
     positive, negative = velocity.video_BCFYX[POSITIVE], velocity.video_BCFYX[NEGATIVE]
-    return torch.add(negative, positive - negative, alpha=GUIDANCE)
+    return torch.add(negative, positive - negative, alpha=guidance)

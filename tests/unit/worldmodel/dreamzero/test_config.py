@@ -22,6 +22,8 @@ def test_options_survive_the_trip() -> None:
         "step_skipping": "dynamic",
         "computed_steps": 16,
         "noise_seed": "session",
+        "guidance": 3,
+        "shift": 2.5,
         "prompt_template": "do {prompt}",
     }
     options = DreamZeroOptions.from_json(parse_options(given))
@@ -31,6 +33,8 @@ def test_options_survive_the_trip() -> None:
         step_skipping=StepSkipping.DYNAMIC,
         computed_steps=16,
         noise_seed=None,
+        guidance=3.0,
+        shift=2.5,
         prompt_template="do {prompt}",
     )
     assert DreamZeroOptions.from_json(parse_options({})) == DreamZeroOptions()
@@ -44,6 +48,9 @@ def test_options_survive_the_trip() -> None:
         ({"computed_steps": True}, "computed_steps"),
         ({"noise_seed": -1}, "noise_seed"),
         ({"noise_seed": "other"}, "noise_seed"),
+        ({"guidance": 0}, "guidance"),
+        ({"shift": "5"}, "shift"),
+        ({"shift": True}, "shift"),
         ({"embodiment": "droid"}, "embodiment"),
         ({"step_skipping": "none"}, "step_skipping"),
         ({"prompt_template": "no place"}, "prompt_template"),
