@@ -41,6 +41,9 @@ class Forwards:
             state_A=self.golden["state"][0, 0] if is_draft else None,
         )
 
+    def num_frames(self, name: str) -> int:
+        return self.golden[f"{name}/in_x"].shape[2]
+
     def times(self, name: str) -> int:
         [timestep] = set(self.golden[f"{name}/in_timestep"].flatten().tolist())
         return timestep
@@ -50,13 +53,13 @@ class Forwards:
         cache = cache_for(network, *golden["prefill/in_x"].shape[-2:])
         cache.open("a")
         with cache.lease("a") as lease:
-            chunk = lease.begin_chunk(1)
+            chunk = lease.begin_chunk(self.num_frames("prefill"))
             publish(network, chunk, golden["context"][0], golden["clip_feature"][0])
             self.commit("prefill", chunk)
             self.draft("block0", chunk)
             chunk.commit()
         with cache.lease("a") as lease:
-            chunk = lease.begin_chunk(2)
+            chunk = lease.begin_chunk(self.num_frames("commit1"))
             self.commit("commit1", chunk)
             self.draft("block1", chunk)
             chunk.commit()
@@ -88,7 +91,7 @@ class Forwards:
             golden[f"{name}/in_action"][0],
             network.step_time(video, action),
             self.inputs(name),
-            chunk.draft(2),
+            chunk.draft(self.num_frames(name)),
         )
 
 

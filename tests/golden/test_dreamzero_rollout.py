@@ -17,13 +17,14 @@ from torch import Tensor
 
 from kvcache.transaction import ChunkTransaction
 from tests.support.dreamzero_checkpoint import call_arrays, start_worker, write_checkpoint
-from tests.support.dreamzero_golden import assert_close, manifest, tensors
+from tests.support.dreamzero_golden import assert_close, head_options, manifest, rollouts, tensors
 from tests.support.dreamzero_sessions import Answer, call, open_robot, reset_robot, runtime_of
 from worldmodel.dreamzero.adapter import DreamZeroAdapter, create_adapter
 from worldmodel.dreamzero.image_encoder import preprocess
 from worldmodel.dreamzero.noise import NoiseSource
 from worldmodel.dreamzero.observation_vae import ObservationVAE
 from worldmodel.dreamzero.pictures import observation_clip, signed_pictures
+from worldmodel.dreamzero.step_skip import NUM_STEPS, STATIC_STEPS
 from worldmodel.dreamzero.transformer import NEGATIVE, POSITIVE, DreamZeroTransformer, Velocity
 
 BRANCHES = {"positive": POSITIVE, "negative": NEGATIVE}
@@ -42,12 +43,13 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
 
 @dataclass
 class Call:
-    """One call: its answer, the network's forwards in order, and K/V by branch after it."""
+    """One call: its answer, the network's forwards in order with timesteps and first frame, and K/V by branch."""
 
     answer: Answer
     inputs: list[dict[str, Tensor]] = field(default_factory=list)
     velocities: list[Velocity] = field(default_factory=list)
     kv: dict[str, list[Tensor]] = field(default_factory=dict)
+    times: list[tuple[int, int | None, int]] = field(default_factory=list)
 
 
 def run_case(adapter: DreamZeroAdapter, case: str) -> list[Call]:
@@ -61,7 +63,7 @@ def run_case(adapter: DreamZeroAdapter, case: str) -> list[Call]:
             reset_robot(runtime, "a")
         with watched() as seen:
             answer = call(runtime, "a", _place(described, index), call_arrays(index), entry["prompt"])
-        calls.append(Call(answer, seen.inputs, seen.velocities, seen.kv))
+        calls.append(Call(answer, seen.inputs, seen.velocities, seen.kv, seen.times))
     return calls
 
 
@@ -78,6 +80,7 @@ class watched:
         self.inputs: list[dict[str, Tensor]] = []
         self.velocities: list[Velocity] = []
         self.kv: dict[str, list[Tensor]] = {}
+        self.times: list[tuple[int, int | None, int]] = []
 
     def __enter__(self) -> watched:
         self.patch = pytest.MonkeyPatch()
@@ -86,11 +89,13 @@ class watched:
 
         def watch_velocity(network, x, action, step, inputs, draft):
             self.inputs.append({"x": x.clone(), "action": action.clone()})
+            self.times.append((step.video.timestep, step.action.timestep, draft.first_latent_frame))
             self.velocities.append(velocity(network, x, action, step, inputs, draft))
             return self.velocities[-1]
 
         def watch_commit(network, x, time, inputs, chunk):
             self.inputs.append({"x": x.clone()})
+            self.times.append((time.timestep, None, chunk.first_latent_frame))
             commit(network, x, time, inputs, chunk)
 
         def watch_chunk(chunk: ChunkTransaction) -> None:
@@ -111,7 +116,9 @@ class watched:
 def compare(calls: list[Call], case: str) -> int:
     """Compare everything the file of a case has with its calls; return how many tensors that were."""
     golden, count = tensors(case), 0
-    for index, got in enumerate(calls):
+    for index, (got, entry) in enumerate(zip(calls, manifest()["cases"][case]["calls"], strict=True)):
+        forwards = [(each["t_video"], each["t_action"], each["start_frame"]) for each in entry["dit_forwards"]]
+        assert got.times == forwards, f"{case} call {index}: timesteps and first frames"
         prefix = f"call{index}/"
         found = {
             "actions": torch.from_numpy(got.answer.actions.copy()),
@@ -138,18 +145,38 @@ def compare(calls: list[Call], case: str) -> int:
 
 def test_dreamzero_eight_calls(load: Load) -> None:
     calls = run_case(load(), "rollout_default")
-    assert compare(calls, "rollout_default") > 100
+    assert compare(calls, "rollout_default") > 12 * len(calls)
 
 
-@pytest.mark.parametrize(
-    ("case", "options", "head"),
-    [
-        ("rollout_all16", {"computed_steps": 16}, {}),
-        ("rollout_steps5", {"computed_steps": 5}, {}),
-        ("rollout_decoupled08", {}, {"decouple_inference_noise": True, "video_inference_final_noise": 0.8}),
-    ],
-)
-def test_dreamzero_sampler_variants(load: Load, case: str, options: dict[str, Any], head: dict[str, Any]) -> None:
+def test_dreamzero_the_default_skips_as_the_files_say() -> None:
+    mask = manifest()["tiny_config"]["head"]["dit_step_mask"]
+    assert [step for step, runs in enumerate(mask) if runs] == list(STATIC_STEPS[sum(mask)])
+
+
+def settings_of(case: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the options and the settings of `config.json` that a rollout changes."""
+    options, head = {}, {}
+    for key, value in head_options(case).items():
+        match key.lower():
+            case "num_dit_steps":
+                options["computed_steps"] = value if value in STATIC_STEPS else NUM_STEPS
+            case "dynamic_cache_schedule":
+                options["step_skipping"] = "dynamic" if value else "static"
+            case "seed":
+                options["noise_seed"] = value
+            case "cfg_scale":
+                options["guidance"] = value
+            case "sigma_shift":
+                options["shift"] = value
+            case _:
+                head[key] = value
+    return options, head
+
+
+@pytest.mark.parametrize("case", [case for case in rollouts() if case != "rollout_default"])
+def test_dreamzero_sampler_variants(load: Load, case: str) -> None:
+    options, head = settings_of(case)
+    assert options or head
     calls = run_case(load(options, **head), case)
     assert compare(calls, case) > 4 * len(calls)
 
@@ -173,7 +200,7 @@ def test_dreamzero_noise() -> None:
 
 def test_dreamzero_normalised_state(adapter: DreamZeroAdapter) -> None:
     golden = tensors("rollout_default")
-    for index in range(8):
+    for index in range(len(manifest()["cases"]["rollout_default"]["calls"])):
         arrays = call_arrays(index)
         raw = adapter._observations.read(arrays, ()).raw_state_S
         got = adapter._model.robot.normalize_state(raw, golden[f"call{index}/state_norm"].shape[-1])

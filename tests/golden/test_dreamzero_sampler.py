@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,12 +11,13 @@ import torch
 from tests.support.dreamzero_golden import assert_close, manifest, tensors
 from tests.support.dreamzero_network import transformer
 from worldmodel.dreamzero.step_skip import NUM_STEPS, STATIC_STEPS, DynamicSkipping, static_skipping
+from worldmodel.dreamzero.transformer import DreamZeroTransformer
 from worldmodel.dreamzero.transformer_layers import action_time_encoding
 from worldmodel.dreamzero.unipc import UniPC, noise_levels
-from worldmodel.wan.layers import sinusoid
+from worldmodel.wan.layers import PATCH, sinusoid
 from worldmodel.wan.rope import RopeTable, axis_angles, rotate, split_head
 
-SHIFT = 5.0
+SHIFT: float = manifest()["tiny_config"]["head"]["sigma_shift"]
 TABLE_TOLERANCE = 1e-5
 
 
@@ -39,17 +41,21 @@ def test_dreamzero_decoupled_noise_levels() -> None:
     finals = cases(r"decoupled/final([\d.]+)/video_sigmas")
     assert finals
     for final in finals:
-        levels = noise_levels(NUM_STEPS, SHIFT, final_noise=float(final))
         want = golden[f"decoupled/final{final}/video_sigmas"]
+        levels = noise_levels(len(want) - 1, SHIFT, final_noise=float(final))
         assert_close(torch.tensor(levels.sigmas), want, final, atol=TABLE_TOLERANCE, rtol=0)
         assert list(levels.timesteps) == golden[f"decoupled/final{final}/video_timesteps"].tolist()
 
 
-@pytest.mark.parametrize(("case", "final_noise"), [("unipc_trace16", None), ("unipc_trace16_final0.8", 0.8)])
-def test_dreamzero_unipc_trace(case: str, final_noise: float | None) -> None:
+@pytest.mark.parametrize("case", cases(r"(unipc_trace[^/]+)/samples"))
+def test_dreamzero_unipc_trace(case: str) -> None:
     golden = tensors("scheduler")
     flows, samples = golden[f"{case}/model_outputs"], golden[f"{case}/samples"]
-    sampler = UniPC(noise_levels(NUM_STEPS, SHIFT, final_noise=final_noise))
+    found = re.fullmatch(r"unipc_trace(\d+)(?:_final([\d.]+))?", case)
+    assert found
+    assert int(found[1]) == len(flows)
+    final_noise = None if found[2] is None else float(found[2])
+    sampler = UniPC(noise_levels(len(flows), SHIFT, final_noise=final_noise))
     state = sampler.start(samples[0])
     for index, flow in enumerate(flows):
         state = sampler.advance(state, flow)
@@ -83,8 +89,9 @@ def test_dreamzero_action_and_state_tokens() -> None:
     timesteps = golden["timesteps"][0]
     width = network.config.width
     encoding = action_time_encoding(timesteps, width)
-    assert_close(encoding, golden["action_pos_encoding_64"][0], "action time")
-    wide = golden["action_pos_encoding_5120_head"][0]
+    assert_close(encoding, golden[f"action_pos_encoding_{width}"][0], "action time")
+    (name,) = [name for name in golden if re.fullmatch(r"action_pos_encoding_\d+_head", name)]
+    wide = golden[name][0]
     # Its timesteps are not stored, but they are whole: every row must be that of one of them.
     every = action_time_encoding(torch.arange(1000), wide.shape[1])
     nearest = torch.stack([(every - row).abs().amax(-1).argmin() for row in wide])
@@ -102,7 +109,7 @@ def test_dreamzero_action_and_state_tokens() -> None:
 def test_dreamzero_time_embedding() -> None:
     golden, network = tensors("action_state"), transformer()
     features = sinusoid(golden["timesteps"][0], network.config.freq_dim)
-    assert_close(features, golden["time_sinusoid_256"], "sinusoid", atol=1e-6, rtol=0)
+    assert_close(features, golden[f"time_sinusoid_{network.config.freq_dim}"], "sinusoid", atol=1e-6, rtol=0)
     embedding = network.time_embedding(features)
     assert_close(embedding, golden["time_embedding"], "embedding")
     assert_close(network.time_projection(embedding), golden["time_projection"], "projection")
@@ -113,38 +120,49 @@ def test_dreamzero_time_embedding() -> None:
         assert_close(constants.layers[1].feed_forward_scale, 1 + rows[4], "modulation")
 
 
+def rope_tables(pattern: str) -> list[tuple[str, list[int]]]:
+    """Return the tables whose names match, with the numbers in their names."""
+    found = [(name, re.fullmatch(pattern, name)) for name in tensors("rope")]
+    tables = [(name, [int(number) for number in match.groups()]) for name, match in found if match]
+    assert tables, pattern
+    return tables
+
+
 def test_dreamzero_rope_tables() -> None:
-    golden, split = tensors("rope"), split_head(128)
+    golden = tensors("rope")
 
     def check(name: str, positions: torch.Tensor, num_pairs: int) -> None:
         angles = axis_angles(positions, num_pairs)
         got = torch.stack([angles.cos(), angles.sin()], dim=-1)
-        assert_close(got, golden[f"hd128/{name}"], name, atol=1e-9, rtol=0)
+        assert_close(got, golden[name], name, atol=1e-9, rtol=0)
 
-    check("temporal_pos0_11", torch.arange(12), split.time_pairs)
-    check("height_pos0_21", torch.arange(22), split.row_pairs)
-    check("width_pos0_39", torch.arange(40), split.column_pairs)
-    check("state_pos0_4", torch.arange(5), 64)
-    check("action", golden["hd128/action_positions"], 64)
-    for name, head_dim, height, width in (
-        ("hd128/grid_f2_h2_w3_start3", 128, 2, 3),
-        ("tiny16/grid_f2_h2_w4_start3", 16, 2, 4),
+    for axis, pairs in (
+        ("temporal", lambda split: split.time_pairs),
+        ("height", lambda split: split.row_pairs),
+        ("width", lambda split: split.column_pairs),
+        ("state", lambda split: split.time_pairs + split.row_pairs + split.column_pairs),
+    ):
+        for name, (head_dim, first, last) in rope_tables(rf"hd(\d+)/{axis}_pos(\d+)_(\d+)"):
+            check(name, torch.arange(first, last + 1), pairs(split_head(head_dim)))
+    for name, (head_dim,) in rope_tables(r"hd(\d+)/action"):
+        check(name, golden[f"{name}_positions"], head_dim // 2)
+    for name, (head_dim, frames, height, width, start) in rope_tables(
+        r"(?:hd|tiny)(\d+)/grid_f(\d+)_h(\d+)_w(\d+)_start(\d+)"
     ):
         table = RopeTable(head_dim=head_dim, grid_height=height, grid_width=width)
-        got = torch.view_as_real(table.rotations(3, 2)[:, 0])
+        got = torch.view_as_real(table.rotations(start, frames)[:, 0])
         assert_close(got, golden[name], name, atol=1e-9, rtol=0)
 
 
 def test_dreamzero_rotated_draft() -> None:
-    """The golden example has a draft at index 1: 2 frames of 2 x 3 tokens from frame 3, 24 actions, one state."""
-    golden, network = tensors("rope"), transformer()
-    x_TND = golden["hd128/apply_in"][0]
-    network.config = network.config.__class__(
-        **{
-            **{name: getattr(network.config, name) for name in network.config.__dataclass_fields__},
-            "width": 128,
-            "num_heads": 1,
-        }
-    )
-    rotations = network._make_rotations(3, 2, 4, 6, True)
-    assert_close(rotate(x_TND, rotations), golden["hd128/apply_out_block1"][0], "rotated")
+    """What the golden example is, is in the note of its file: a draft with actions and one state, after frames."""
+    golden = tensors("rope")
+    note = manifest()["files"]["rope.safetensors"]["note"]
+    grid = re.search(r"\(f(\d+),\s*h(\d+),\s*w(\d+),\s*start_frame (\d+)\) \+ (\d+) action", note)
+    assert grid, note
+    frames, height, width, start, num_actions = map(int, grid.groups())
+    ((name, (head_dim, _)),) = rope_tables(r"hd(\d+)/apply_out_block(\d+)")
+    sizes = {"width": head_dim, "num_heads": 1, "latent_frames_per_chunk": frames, "actions_per_chunk": num_actions}
+    network = DreamZeroTransformer(replace(transformer().config, **sizes))
+    rotations = network._make_rotations(start, frames, PATCH * height, PATCH * width, True)
+    assert_close(rotate(golden[f"hd{head_dim}/apply_in"][0], rotations), golden[name][0], "rotated")

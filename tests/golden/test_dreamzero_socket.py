@@ -7,6 +7,7 @@ the seed of the files; `test_dreamzero_rollout.py` shows that this is their nois
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ fps = 5
 precision = "fp32"
 
 [model.options]
-noise_seed = {seed}
+{options}
 
 [kvcache]
 requested_sessions = 4
@@ -49,8 +50,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     checkpoint = write_checkpoint(folder / "checkpoint")
     size = start_worker(checkpoint)
     config = folder / "dreamzero.toml"
-    seed = manifest()["tiny_config"]["head"]["seed"]
-    text = CONFIG.format(checkpoint=checkpoint.as_posix(), width=size.width, height=size.height, seed=seed)
+    options = {key: value for key, value in json.loads(size.model_options).items() if value is not None}
+    lines = "\n".join(f"{key} = {json.dumps(value)}" for key, value in options.items())
+    text = CONFIG.format(checkpoint=checkpoint.as_posix(), width=size.width, height=size.height, options=lines)
     config.write_text(text, encoding="utf-8")
     with running_command("server", "serve", str(config), "--port", "0") as server:
         server.until_ready()

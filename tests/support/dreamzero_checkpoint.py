@@ -20,9 +20,19 @@ from worldmodel.dreamzero.embodiments import NEGATIVE_PROMPT, embodiment
 from worldmodel.dreamzero.prompts import frame_prompt
 from worldmodel.messages import StartWorker
 
-TAG = "oxe_droid"
-NUM_TOKENS = 64
+TAG: str = manifest()["metadata_json_example"]["embodiment_tag"]
 END, UNKNOWN = 1, 2
+
+
+def keys_of(kind: str) -> dict[str, int]:
+    """Return the keys of `state` or `action` in order, with how many numbers each has."""
+    modalities = manifest()["metadata_json_example"]["modalities"][kind]
+    return {key: entry["shape"][0] for key, entry in modalities.items()}
+
+
+def relative_keys() -> list[str]:
+    """Return the actions that are added to the state: all but grippers, as far as there is a state of the name."""
+    return [key for key in keys_of("action") if key in keys_of("state") and "gripper" not in key]
 
 
 def tiny_config(**head: Any) -> dict[str, Any]:
@@ -49,23 +59,25 @@ def tiny_config(**head: Any) -> dict[str, Any]:
 
 def training_config() -> dict[str, Any]:
     """Return a `conf.yaml` that says what the published one is known to say."""
-    keys, view = ["joint_position", "gripper_position"], manifest()["tiny_config"]["view"]
+    tiny = manifest()["tiny_config"]
+    view, horizon = tiny["view"], tiny["head"]["action_horizon"]
+    names = {kind: [f"{kind}.{key}" for key in keys_of(kind)] for kind in ("state", "action")}
     return {
         "eval_bf16": True,
         "relative_action": True,
-        "relative_action_keys": ["joint_position"],
+        "relative_action_keys": relative_keys(),
         "modality_configs": {
             TAG: {
-                "state": {"delta_indices": [0], "modality_keys": [f"state.{key}" for key in keys]},
-                "action": {"delta_indices": list(range(24)), "modality_keys": [f"action.{key}" for key in keys]},
+                "state": {"delta_indices": [0], "modality_keys": names["state"]},
+                "action": {"delta_indices": list(range(horizon)), "modality_keys": names["action"]},
             },
-            "agibot": {"state": {"modality_keys": ["state.head_position"]}},
+            "another_robot": {"state": {"modality_keys": ["state.head_position"]}},
         },
         "transforms": {
             TAG: {
                 "transforms": [
                     {"_target_": "groot.VideoResize", "height": view["resize_h"], "width": view["resize_w"]},
-                    {"normalization_modes": {f"{kind}.{key}": "q99" for kind in ("state", "action") for key in keys}},
+                    {"normalization_modes": dict.fromkeys(names["state"] + names["action"], "q99")},
                 ]
             }
         },
@@ -103,9 +115,10 @@ def write_tokenizer(folder: Path) -> None:
         {"type": "Replace", "pattern": {"Regex": rf"(?<!\S){re.escape(word)}(?!\S)"}, "content": f"t{token}"}
         for word, token in word_ids().items()
     ]
+    num_tokens = manifest()["tiny_config"]["text_encoder"]["vocab"]
     special = {"<pad>": 0, "</s>": END, "<unk>": UNKNOWN}
     taken = {token: word for word, token in special.items()}
-    vocabulary = {taken.get(token, f"t{token}"): token for token in range(NUM_TOKENS)}
+    vocabulary = {taken.get(token, f"t{token}"): token for token in range(num_tokens)}
     for token in special.values():
         # A golden word may have the number of a special token; it must still be found.
         rules = [{**rule, "content": taken[token]} if rule["content"] == f"t{token}" else rule for rule in rules]
@@ -153,8 +166,16 @@ def write_checkpoint(
 
 
 def start_worker(folder: Path, *, requested_sessions: int = 2, **options: Any) -> StartWorker:
-    """Return the message that loads such a folder."""
-    view = manifest()["tiny_config"]["view"]
+    """Return the message that loads such a folder, with the sampler of the golden calls unless `options` differ."""
+    tiny = manifest()["tiny_config"]
+    view, head = tiny["view"], tiny["head"]
+    golden = {
+        "embodiment": TAG,
+        "noise_seed": head["seed"],
+        "guidance": head["cfg_scale"],
+        "shift": head["sigma_shift"],
+        "computed_steps": sum(head["dit_step_mask"]),
+    }
     return StartWorker(
         model="dreamzero",
         checkpoint=str(folder),
@@ -162,7 +183,7 @@ def start_worker(folder: Path, *, requested_sessions: int = 2, **options: Any) -
         height=2 * view["resize_h"],
         fps=5,
         requested_sessions=requested_sessions,
-        model_options=parse_options(options),
+        model_options=parse_options(golden | options),
     )
 
 
@@ -170,7 +191,9 @@ def camera_frames(frames: list[int]) -> dict[str, npt.NDArray[np.uint8]]:
     """Draw what the golden calls saw, by request key: the manifest's `view_formula` at the tiny camera size."""
     view = manifest()["tiny_config"]["view"]
     y, x, c = np.meshgrid(np.arange(view["h"]), np.arange(view["w"]), np.arange(3), indexing="ij")
-    keys = ("exterior_image_0_left", "exterior_image_1_left", "wrist_image_left")
+    cameras = embodiment(TAG).cameras
+    videos = manifest()["metadata_json_example"]["modalities"]["video"]
+    keys = list(videos) if cameras is None else [request for _, request in cameras]
     return {
         f"observation/{key}": np.stack(
             [
@@ -187,8 +210,5 @@ def camera_frames(frames: list[int]) -> dict[str, npt.NDArray[np.uint8]]:
 def call_arrays(call: int) -> dict[str, npt.NDArray[Any]]:
     """Return the observation of one golden call, as a request holds it."""
     golden, described = tensors("rollout_default"), manifest()["cases"]["rollout_default"]["calls"][call]
-    states = {
-        f"observation/{name}": golden[f"call{call}/obs/{name}"].numpy()
-        for name in ("joint_position", "gripper_position")
-    }
+    states = {f"observation/{name}": golden[f"call{call}/obs/{name}"].numpy() for name in keys_of("state")}
     return {**camera_frames(described["frames"]), **states}

@@ -6,9 +6,11 @@ names may stand there: sizes come from `manifest.json` and from tensor shapes.
 
 from __future__ import annotations
 
+import ast
 import functools
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,19 @@ def manifest() -> dict[str, Any]:
     content = json.loads((golden_dir() / "manifest.json").read_text(encoding="utf-8"))
     assert isinstance(content, dict)
     return content
+
+
+def rollouts() -> list[str]:
+    """Return the names of all cases that are whole policy calls."""
+    return sorted(case for case in manifest()["cases"] if case.startswith("rollout_"))
+
+
+def head_options(case: str) -> dict[str, Any]:
+    """Return the settings of the action head that a rollout changes, as the note of its file says them."""
+    found = re.search(r"head options (\{.*?\})", manifest()["files"][f"{case}.safetensors"]["note"])
+    options = {} if found is None else ast.literal_eval(found[1])
+    assert isinstance(options, dict)
+    return options
 
 
 @functools.cache

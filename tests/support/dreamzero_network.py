@@ -12,17 +12,21 @@ from worldmodel.dreamzero.transformer import BRANCHES, DreamZeroTransformer, kv_
 from worldmodel.dreamzero.transformer_config import TransformerConfig, read_transformer_config
 
 MODEL_PREFIX = "action_head.model."
-IMAGE_TOKENS = 257
 
 
 def transformer_config(table: dict[str, Any], image_dim: int) -> TransformerConfig:
     """Read one of the networks of the manifest's `tiny_config`."""
     problems: list[str] = []
     config = read_transformer_config(
-        {"diffusion_model_cfg": table}, image_dim=image_dim, image_tokens=IMAGE_TOKENS, problems=problems
+        {"diffusion_model_cfg": table}, image_dim=image_dim, image_tokens=_image_tokens(), problems=problems
     )
     assert config is not None, problems
     return config
+
+
+def _image_tokens() -> int:
+    tower = manifest()["tiny_config"]["clip"]
+    return 1 + (tower["image_size"] // tower["patch_size"]) ** 2
 
 
 def transformer(case: str = "dit", weights: str = "weights") -> DreamZeroTransformer:
