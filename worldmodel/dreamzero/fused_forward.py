@@ -27,9 +27,9 @@ from worldmodel.dreamzero.transformer import (
     StepTime,
     Velocity,
 )
-from worldmodel.dreamzero.transformer_layers import TimeConstants
 from worldmodel.kernels.fused_layer import FusedFormat
 from worldmodel.kernels.layer_ops import LayerOps, RowScaled, Update
+from worldmodel.wan.transformer import TimeConstants
 
 
 class FusedForward:

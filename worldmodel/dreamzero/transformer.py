@@ -28,16 +28,15 @@ from worldmodel.dreamzero.transformer_config import TransformerConfig
 from worldmodel.dreamzero.transformer_layers import (
     ActionEncoder,
     CategoryPerceptron,
-    Head,
     ImageProjection,
     Layer,
     Segment,
-    TimeConstants,
     action_time_encoding,
 )
-from worldmodel.wan.layers import PATCH, patchify, sinusoid, unpatchify
-from worldmodel.wan.precision import PrecisionPlan, precision_plan
-from worldmodel.wan.rope import RopeTable, axis_angles, rotate
+from worldmodel.wan.layers import PATCH, patchify, unpatchify
+from worldmodel.wan.precision import PrecisionPlan
+from worldmodel.wan.rope import axis_angles, rotate
+from worldmodel.wan.transformer import Head, TimeConstants, WanTransformer, text_projection, time_networks
 
 TEXT_STORE = "text"
 IMAGE_STORE = "image"
@@ -127,62 +126,32 @@ def kv_geometry(
     )
 
 
-class DreamZeroTransformer(nn.Module):
+class DreamZeroTransformer(WanTransformer):
     """The network. Parameters have the checkpoint's names and are left uninitialised.
 
     Call `apply_precision` once after the weights are loaded.
     """
+
+    config: TransformerConfig
+    layers: tuple[Layer, ...]
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         width = config.width
         self.config = config
         self.patch_embedding = nn.Conv3d(config.in_channels, width, (1, PATCH, PATCH), (1, PATCH, PATCH))
-        self.text_embedding = nn.Sequential(
-            nn.Linear(config.text_dim, width), nn.GELU(approximate="tanh"), nn.Linear(width, width)
-        )
-        self.time_embedding = nn.Sequential(nn.Linear(config.freq_dim, width), nn.SiLU(), nn.Linear(width, width))
-        self.time_projection = nn.Sequential(nn.SiLU(), nn.Linear(width, 6 * width))
+        self.text_embedding = text_projection(config.text_dim, width)
+        self.time_embedding, self.time_projection = time_networks(config.freq_dim, width)
         self.img_emb = ImageProjection(config.image_dim, width)
         self.layers = tuple(Layer(config) for _ in range(config.num_layers))
         self.blocks = nn.ModuleList(self.layers)
-        self.head = Head(config, PATCH * PATCH)
+        self.head = Head(width=width, out_channels=config.out_channels, eps=config.eps)
         self.state_encoder = CategoryPerceptron(config.state_dim, config.adapter_dim, width)
         self.action_encoder = ActionEncoder(config.action_dim, width)
         self.action_decoder = CategoryPerceptron(width, config.adapter_dim, config.action_dim)
-        self.plan = precision_plan("fp32")
-        self._rope_tables: dict[tuple[int, int], RopeTable] = {}
         self._rotations: dict[tuple[int, int, int, int, bool], Tensor] = {}
 
-    @property
-    def device(self) -> torch.device:
-        return self.patch_embedding.weight.device
-
-    def apply_precision(self, plan: PrecisionPlan) -> None:
-        """Bring loaded weights into the number formats of a plan; call once."""
-        self.plan = plan
-        self.requires_grad_(False).to(plan.linear)
-        self.time_embedding.float()
-        self.time_projection.float()
-        self.head.float()
-        for layer in self.layers:
-            layer.norm3.float()
-            layer.modulation.data = layer.modulation.data.float()
-
     # ------------------------------------------------------------ constants of the model
-
-    def time_constants(self, timestep: int) -> TimeConstants:
-        """Derive all modulation of one timestep. It is the same for every token, session and call."""
-        features = sinusoid(torch.tensor([timestep], dtype=torch.float64, device=self.device), self.config.freq_dim)
-        embedding_1D = self.time_embedding(features)
-        projection_6D = self.time_projection(embedding_1D).reshape(6, -1)
-        shift, scale = (self.head.modulation[0] + embedding_1D).unbind(0)
-        return TimeConstants(
-            timestep=timestep,
-            layers=tuple(layer.time_modulation(projection_6D, self.plan.residual) for layer in self.layers),
-            head_shift=shift,
-            head_scale=1.0 + scale,
-        )
 
     def step_time(self, video: TimeConstants, action: TimeConstants) -> StepTime:
         """Join the constants of a step; `video` and `action` may be the same object."""
@@ -250,10 +219,7 @@ class DreamZeroTransformer(nn.Module):
         Action j of the draft that starts at frame s stands at N * k + j, the state at k = (s - 1) // F. Nothing keeps
         those apart from each other or from the frames.
         """
-        grid = (latent_height // PATCH, latent_width // PATCH)
-        if grid not in self._rope_tables:
-            self._rope_tables[grid] = RopeTable(head_dim=self.config.head_dim, grid_height=grid[0], grid_width=grid[1])
-        video_V1P = self._rope_tables[grid].rotations(first_latent_frame, num_latent_frames)
+        video_V1P = self.rope_table(latent_height, latent_width).rotations(first_latent_frame, num_latent_frames)
         if not is_draft:
             return video_V1P
         index = (first_latent_frame - 1) // self.config.latent_frames_per_chunk
@@ -305,8 +271,7 @@ class DreamZeroTransformer(nn.Module):
         features = patchify(x_CFYX.to(self.plan.linear))
         if inputs.condition is not None:
             features = torch.cat([features, inputs.condition], dim=-1)
-        weight = self.patch_embedding.weight.flatten(1)
-        return nn.functional.linear(features, weight, self.patch_embedding.bias).to(self.plan.residual)
+        return self.project_patches(features)
 
     def _run_layer(
         self,

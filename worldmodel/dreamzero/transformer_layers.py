@@ -16,30 +16,9 @@ from torch.nn import functional
 
 from worldmodel.dreamzero.transformer_config import TransformerConfig
 from worldmodel.wan.layers import AttentionProjections, RMSNorm, layer_norm
+from worldmodel.wan.transformer import TimeConstants, WanLayer
 
 IMAGE_NORM_EPS = 1e-5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerModulation:
-    """Six vectors [D] of one layer at one timestep; the scales include their 1. Gates have the residual's dtype."""
-
-    attention_shift: Tensor
-    attention_scale: Tensor
-    attention_gate: Tensor
-    feed_forward_shift: Tensor
-    feed_forward_scale: Tensor
-    feed_forward_gate: Tensor
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimeConstants:
-    """Everything the network derives from one timestep; constants of the model."""
-
-    timestep: int
-    layers: tuple[LayerModulation, ...]
-    head_shift: Tensor
-    head_scale: Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,31 +43,18 @@ class CrossProjections(AttentionProjections):
         return self._split(self.norm_k_img(self.k_img(x_TD))), self._split(self.v_img(x_TD))
 
 
-class Layer(nn.Module):
+class Layer(WanLayer):
     """One transformer layer; video, action and state tokens share its weights."""
 
-    def __init__(self, config: TransformerConfig) -> None:
-        super().__init__()
-        width = config.width
-        self.modulation = nn.Parameter(torch.empty(1, 6, width))
-        self.self_attn = AttentionProjections(width, config.num_heads, config.eps)
-        self.cross_attn = CrossProjections(width, config.num_heads, config.eps)
-        self.norm3 = nn.LayerNorm(width, eps=config.eps)
-        self.ffn = nn.Sequential(
-            nn.Linear(width, config.ffn_dim), nn.GELU(approximate="tanh"), nn.Linear(config.ffn_dim, width)
-        )
-        self.eps = config.eps
+    cross_attn: CrossProjections
 
-    def time_modulation(self, projection_6D: Tensor, residual: torch.dtype) -> LayerModulation:
-        """Add the layer's own modulation to the projected timestep; `residual` is the dtype of the residual stream."""
-        rows = (self.modulation[0] + projection_6D).unbind(0)
-        return LayerModulation(
-            attention_shift=rows[0],
-            attention_scale=1.0 + rows[1],
-            attention_gate=rows[2].to(residual),
-            feed_forward_shift=rows[3],
-            feed_forward_scale=1.0 + rows[4],
-            feed_forward_gate=rows[5].to(residual),
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__(
+            CrossProjections(config.width, config.num_heads, config.eps),
+            width=config.width,
+            num_heads=config.num_heads,
+            ffn_dim=config.ffn_dim,
+            eps=config.eps,
         )
 
     def self_attention_input(self, h_BTD: Tensor, index: int, segments: Sequence[Segment]) -> Tensor:
@@ -97,7 +63,7 @@ class Layer(nn.Module):
         for segment in segments:
             m = segment.time.layers[index]
             rows_BTD = h_BTD[:, segment.rows]
-            parts.append(layer_norm(rows_BTD, m.attention_scale, m.attention_shift, self.eps, self._linear_dtype))
+            parts.append(layer_norm(rows_BTD, m.attention_scale, m.attention_shift, self.eps, self.plan.linear))
         return _join(parts)
 
     def after_self_attention(
@@ -110,7 +76,7 @@ class Layer(nn.Module):
 
     def cross_query(self, h_BTD: Tensor) -> Tensor:
         """Return the cross-attention queries [B, T, H, K]."""
-        a_BTD = layer_norm(h_BTD, self.norm3.weight, self.norm3.bias, self.eps, self._linear_dtype)
+        a_BTD = layer_norm(h_BTD, self.norm3.weight, self.norm3.bias, self.eps, self.plan.linear)
         return self.cross_attn.query(a_BTD)
 
     def after_cross_attention(
@@ -122,13 +88,9 @@ class Layer(nn.Module):
         for segment in segments:
             m = segment.time.layers[index]
             rows_BTD = h_BTD[:, segment.rows]
-            parts.append(layer_norm(rows_BTD, m.feed_forward_scale, m.feed_forward_shift, self.eps, self._linear_dtype))
+            parts.append(layer_norm(rows_BTD, m.feed_forward_scale, m.feed_forward_shift, self.eps, self.plan.linear))
         gates = [segment.time.layers[index].feed_forward_gate for segment in segments]
         return _add_gated(h_BTD, self.ffn(_join(parts)), gates, segments)
-
-    @property
-    def _linear_dtype(self) -> torch.dtype:
-        return self.self_attn.q.weight.dtype
 
 
 def _join(parts: Sequence[Tensor]) -> Tensor:
@@ -142,20 +104,6 @@ def _add_gated(h_BTD: Tensor, update_BTD: Tensor, gates: Sequence[Tensor], segme
         for segment, gate_D in zip(segments, gates, strict=True)
     ]
     return _join(parts)
-
-
-class Head(nn.Module):
-    """Norm, modulation by the timestep embedding, and the projection to patches; float32 in every plan."""
-
-    def __init__(self, config: TransformerConfig, patch_area: int) -> None:
-        super().__init__()
-        self.head = nn.Linear(config.width, config.out_channels * patch_area)
-        self.modulation = nn.Parameter(torch.empty(1, 2, config.width))
-        self.eps = config.eps
-
-    def forward(self, h_BTD: Tensor, time: TimeConstants) -> Tensor:
-        """Return float32 patches [B, T, C*4]."""
-        return self.head(layer_norm(h_BTD, time.head_scale, time.head_shift, self.eps, torch.float32))
 
 
 class ImageProjection(nn.Module):
