@@ -22,13 +22,14 @@ _EAGER_STEPS = 3
 class Stepper:
     """Runs steps of `loss_of`, which returns the loss and numbers to watch, each a scalar on the device."""
 
-    def __init__(self, loss_of: Callable[[Batch], tuple[Tensor, Tensor]], optimizer: Optimizer) -> None:
+    def __init__(
+        self, loss_of: Callable[[Batch], tuple[Tensor, Tensor]], optimizer: Optimizer, *, uses_graphs: bool
+    ) -> None:
         self._loss_of, self._optimizer = loss_of, optimizer
-        self._device = optimizer.weights.device
         self._batch: Batch | None = None
         self._graphs: tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph] | None = None
         self._watched = torch.zeros(())
-        self._side = torch.cuda.Stream() if self._device.type == "cuda" else None
+        self._side = torch.cuda.Stream() if uses_graphs else None
 
     @property
     def is_captured(self) -> bool:

@@ -122,7 +122,7 @@ class Run:
             with torch.autocast(device.type, torch.bfloat16, cache_enabled=False):
                 return loss_of(clips, self.model, self.prompts, batch)
 
-        self.stepper = Stepper(compute, self.optimizer)
+        self.stepper = Stepper(compute, self.optimizer, uses_graphs=arguments.graphs and device.type == "cuda")
         # From here on every process has its own chance.
         torch.manual_seed(1000 * arguments.seed + rank)
         self.fixed_condition = self.space.fixed_condition(scene.HEIGHT, scene.WIDTH, device)
@@ -243,6 +243,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--look-s", type=float, default=60.0, help="seconds between two looks at closed loops")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--no-compile", dest="compile", action="store_false", help="layers as they are written")
+    parser.add_argument("--no-graphs", dest="graphs", action="store_false", help="launch every operation by itself")
     parser.add_argument("--smoke", action="store_true", help="five steps on a few walks, to try the program on a CPU")
     arguments = parser.parse_args()
     if arguments.smoke:
