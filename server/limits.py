@@ -9,12 +9,18 @@ from collections.abc import Callable, Iterable
 
 from server.errors import BadInput, ErrorCode, Unavailable
 
-# A JSON string, or one bracket. Strings are matched whole, so that brackets inside them don't count. An unterminated
-# string matches to the end, and nothing is given back once matched: the scan is linear for any text a client sends.
-_TOKEN = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[\]{}]', re.DOTALL)
+# A JSON string, a bracket or a comma. Strings are matched whole, so that what is inside them doesn't count. An
+# unterminated string matches to the end, and nothing is given back once matched: the scan is linear for any text.
+_TOKEN = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[\]{},]', re.DOTALL)
 
 MAX_PATH_CHARS = 160
 """How much of the path of a field an error repeats; its names are the client's."""
+
+MAX_JSON_TOKENS = 200_000
+"""Most brackets, commas and strings of one message, which is parsed at once with everybody waiting.
+
+A text of 12 MiB can hold six million; a script of an hour, with a key in each latent frame, has half of this.
+"""
 
 MAX_INTEGER_CHARS = 308
 """Longest integer that is read. Any of this length is also a finite float, so no later check can overflow."""
@@ -39,13 +45,22 @@ class RateLimiter:
 
     def take(self, now: float) -> bool:
         """Take one token if there is one."""
-        if self._filled_at is not None:
-            self._tokens = min(self._burst, self._tokens + (now - self._filled_at) * self._per_second)
-        self._filled_at = now
+        self._fill(now)
         if self._tokens < 1.0:
             return False
         self._tokens -= 1.0
         return True
+
+    def spend(self, now: float, tokens: float) -> float:
+        """Take tokens that may not be there yet, and return in how many seconds they are."""
+        self._fill(now)
+        self._tokens -= tokens
+        return max(0.0, -self._tokens / self._per_second)
+
+    def _fill(self, now: float) -> None:
+        if self._filled_at is not None:
+            self._tokens = min(self._burst, self._tokens + (now - self._filled_at) * self._per_second)
+        self._filled_at = now
 
     def require(self, now: float, *, what: str, key: str) -> None:
         """Take one token or raise `Unavailable` that names the configuration key."""
@@ -63,12 +78,12 @@ def check_prompt(prompt: str, *, max_chars: int, field: str = "prompt") -> None:
 
 
 def parse_json_object(text: str, *, max_depth: int) -> dict[str, object]:
-    """Parse a JSON object strictly: bounded depth, finite numbers, no lone surrogates.
+    """Parse a JSON object strictly: bounded depth and size, finite numbers, no lone surrogates.
 
     Raises `BadInput` with code `bad_json`: for a number that is not finite or too long `BadNumber`, which names its
     field.
     """
-    _check_depth(text, max_depth)
+    _check_tokens(text, max_depth)
     refused: list[str] = []
 
     def read_constant(name: str) -> float:
@@ -103,10 +118,13 @@ def parse_json_object(text: str, *, max_depth: int) -> dict[str, object]:
     return value
 
 
-def _check_depth(text: str, max_depth: int) -> None:
+def _check_tokens(text: str, max_depth: int) -> None:
     depth = 0
-    for match in _TOKEN.finditer(text):
-        token = match.group()
+    for number, match in enumerate(_TOKEN.finditer(text)):
+        if number >= MAX_JSON_TOKENS:
+            raise BadInput(ErrorCode.BAD_JSON, f"the JSON has more than {MAX_JSON_TOKENS} brackets, commas and strings")
+        # Of a string, which may be an image, the first character will do.
+        token = text[match.start()]
         if token in "[{":
             depth += 1
             if depth > max_depth:

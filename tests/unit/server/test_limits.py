@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from server import limits
 from server.errors import BadInput, ErrorCode, ServerError
-from server.limits import MAX_INTEGER_CHARS, MAX_PATH_CHARS, RateLimiter, check_prompt, parse_json_object
+from server.limits import (
+    MAX_INTEGER_CHARS,
+    MAX_JSON_TOKENS,
+    MAX_PATH_CHARS,
+    RateLimiter,
+    check_prompt,
+    parse_json_object,
+)
 
 
 def test_a_bucket_allows_a_second_of_burst_and_then_the_rate() -> None:
@@ -20,6 +27,25 @@ def test_a_bucket_allows_a_second_of_burst_and_then_the_rate() -> None:
     assert limiter.take(10.3) is False
     assert limiter.take(10.4) is True
     assert [limiter.take(100.0) for _ in range(4)] == [True, True, True, False]
+
+
+def test_a_bucket_may_owe() -> None:
+    rate = RateLimiter(10.0)
+    assert [rate.spend(0.0, 10), rate.spend(0.0, 1), rate.spend(0.0, 20)] == [0.0, 0.1, 2.1]
+    assert rate.spend(2.0, 0) == pytest.approx(0.1)
+    assert rate.spend(1000.0, 10) == 0.0
+    assert rate.spend(1000.0, 1) == 0.1
+
+
+@pytest.mark.parametrize("item", ["[]", "1", '"a"', '{"a":1}'])
+def test_the_size_of_json_is_bounded_and_not_by_what_is_in_strings(item: str) -> None:
+    few = MAX_JSON_TOKENS // 8
+    read = parse_json_object(f'{{"a":[{",".join([item] * few)}]}}', max_depth=4)
+    assert isinstance(read["a"], list)
+    assert len(read["a"]) == few
+    parse_json_object('{"a":"' + "," * 2 * MAX_JSON_TOKENS + '"}', max_depth=4)
+    with pytest.raises(BadInput, match=f"more than {MAX_JSON_TOKENS} brackets"):
+        parse_json_object(f'{{"a":[{",".join([item] * 2 * MAX_JSON_TOKENS)}]}}', max_depth=4)
 
 
 def test_a_slow_rate_still_lets_one_through() -> None:
