@@ -125,10 +125,14 @@ class SessionSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitsSection:
-    """What a client may send. Each refusal names the key."""
+    """What a client may send. Each refusal names the key.
+
+    Who sends more than `max_messages_per_second` is refused nothing: the socket is read no faster.
+    """
 
     max_message_bytes: int = 12 * 1024 * 1024
     max_events_per_second: float = 240.0
+    max_messages_per_second: float = 1000.0
     max_prompt_chars: int = 2000
     max_json_depth: int = 16
     max_image_bytes: int = 8 * 1024 * 1024

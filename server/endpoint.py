@@ -1,6 +1,6 @@
 """One WebSocket: a reader task and a writer task, and the bounded queue between sessions and the socket.
 
-    reader: receive ─> Dialog.on_text, on_binary waits while the client doesn't read what it was sent
+    reader: receive ─> Dialog.on_text, on_binary waits while the client doesn't read what it was sent, or sends too fast
     writer: Outbox ─> send ─> drain              gives the socket up when one frame takes longer than the stall time-out
 
 It knows frames, not messages; dialects do.
@@ -17,10 +17,17 @@ from typing import Protocol
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from server.errors import ErrorCode, ServerError
+from server.errors import CloseCode, ErrorCode, ServerError
+from server.limits import RateLimiter
 
 MAX_QUEUED_FRAMES = 512
 """Frames that may wait for the socket before the reader stops. One event causes two; chunks are bounded by pacing."""
+
+MAX_KEPT_FRAMES = 8 * MAX_QUEUED_FRAMES
+"""Frames that may wait at all: others than the client itself can cause some, such as its own requests over REST."""
+
+CHARS_PER_MESSAGE = 16 * 1024
+"""A longer text counts as several messages where the rate of messages is bounded."""
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +70,9 @@ class Outbox:
         return self._closed
 
     def put(self, frame: TextFrame | BinaryFrame) -> None:
+        """Queue a frame. Who lets too many wait is closed."""
+        if len(self._frames) >= MAX_KEPT_FRAMES:
+            self.close(CloseCode.TRY_LATER, "too slow", discard=True)
         if not self._closed:
             self._frames.append(frame)
             self._changed.set()
@@ -116,12 +126,14 @@ class _SocketLost(Exception):
     """The peer is gone or takes nothing any more."""
 
 
-async def serve_socket(websocket: WebSocket, dialog: Dialog, outbox: Outbox, *, stall_timeout_s: float) -> None:
+async def serve_socket(
+    websocket: WebSocket, dialog: Dialog, outbox: Outbox, *, stall_timeout_s: float, max_messages_per_second: float
+) -> None:
     """Run an accepted socket until it is closed or lost."""
     try:
         async with asyncio.TaskGroup() as group:
             writer = group.create_task(_write(websocket, outbox, stall_timeout_s))
-            await _read(websocket, dialog, outbox)
+            await _read(websocket, dialog, outbox, RateLimiter(max_messages_per_second))
             writer.cancel()
     except* _SocketLost:
         log.debug("socket lost")
@@ -129,7 +141,13 @@ async def serve_socket(websocket: WebSocket, dialog: Dialog, outbox: Outbox, *, 
         dialog.on_lost()
 
 
-async def _read(websocket: WebSocket, dialog: Dialog, outbox: Outbox) -> None:
+async def _read(websocket: WebSocket, dialog: Dialog, outbox: Outbox, rate: RateLimiter) -> None:
+    """Hand on what comes, no faster than `rate`.
+
+    A receive doesn't wait while messages are there, and thousands come at once: the pause after each, even if it is no
+    time, lets everybody else have a turn.
+    """
+    now = asyncio.get_running_loop().time
     while True:
         await outbox.wait_for_room()
         message = await websocket.receive()
@@ -148,6 +166,7 @@ async def _read(websocket: WebSocket, dialog: Dialog, outbox: Outbox) -> None:
         except Exception:
             log.exception("a message broke its handler")
             dialog.send_error(ServerError(ErrorCode.INTERNAL, "the server failed to handle this message"))
+        await asyncio.sleep(rate.spend(now(), 1 + len(text or "") // CHARS_PER_MESSAGE))
 
 
 async def _write(websocket: WebSocket, outbox: Outbox, stall_timeout_s: float) -> None:

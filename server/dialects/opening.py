@@ -42,6 +42,12 @@ async def serve_dialog(
     context.metrics.connections.inc()
     dialog.expect_start()
     try:
-        await serve_socket(websocket, dialog, outbox, stall_timeout_s=context.config.session.stall_timeout_s)
+        await serve_socket(
+            websocket,
+            dialog,
+            outbox,
+            stall_timeout_s=context.config.session.stall_timeout_s,
+            max_messages_per_second=context.config.limits.max_messages_per_second,
+        )
     finally:
         context.metrics.connections.dec()

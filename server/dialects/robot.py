@@ -74,7 +74,13 @@ async def robot_endpoint(websocket: WebSocket, context: ServerContext, form: Rob
     context.metrics.connections.inc()
     dialog.open()
     try:
-        await serve_socket(websocket, dialog, outbox, stall_timeout_s=context.config.session.stall_timeout_s)
+        await serve_socket(
+            websocket,
+            dialog,
+            outbox,
+            stall_timeout_s=context.config.session.stall_timeout_s,
+            max_messages_per_second=context.config.limits.max_messages_per_second,
+        )
     finally:
         context.metrics.connections.dec()
 

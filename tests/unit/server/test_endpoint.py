@@ -1,0 +1,133 @@
+"""One socket's reader and outbox: who sends or is sent too much slows nobody but himself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from itertools import pairwise
+from typing import Any, cast
+
+import pytest
+from starlette.websockets import WebSocket
+
+from server.endpoint import MAX_KEPT_FRAMES, MAX_QUEUED_FRAMES, CloseFrame, Outbox, TextFrame, serve_socket
+from server.errors import CloseCode, ServerError
+from tests.support.virtual_time import now, run_virtual, settle
+
+
+class FloodedSocket:
+    """A socket whose messages are all there at once, and which takes what it is sent as fast as `reads` says."""
+
+    def __init__(self, texts: list[str], *, reads: asyncio.Event | None = None) -> None:
+        self._messages = deque({"type": "websocket.receive", "text": text} for text in texts)
+        self._reads = reads
+        self.sent: list[str] = []
+        self.close_code: int | None = None
+
+    @property
+    def num_unread(self) -> int:
+        return len(self._messages)
+
+    async def receive(self) -> dict[str, Any]:
+        return self._messages.popleft() if self._messages else {"type": "websocket.disconnect"}
+
+    async def send_text(self, text: str) -> None:
+        if self._reads is not None:
+            await self._reads.wait()
+        self.sent.append(text)
+
+    async def close(self, code: int, reason: str) -> None:
+        self.close_code = code
+
+
+class Echo:
+    """Answers every message."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        self.outbox = outbox
+        self.heard_at: list[float] = []
+        self.is_lost = False
+
+    async def on_text(self, text: str) -> None:
+        self.heard_at.append(now())
+        self.outbox.put(TextFrame(text=text))
+
+    async def on_binary(self, data: bytes) -> None:
+        raise AssertionError(data)
+
+    def send_error(self, error: ServerError) -> None:
+        raise AssertionError(error)
+
+    def on_lost(self) -> None:
+        self.is_lost = True
+
+
+async def serve(socket: FloodedSocket, dialog: Echo, *, rate: float) -> None:
+    await serve_socket(
+        cast("WebSocket", socket), dialog, dialog.outbox, stall_timeout_s=1000.0, max_messages_per_second=rate
+    )
+
+
+def test_others_have_a_turn_after_every_message() -> None:
+    async def main() -> None:
+        dialog = Echo(Outbox())
+        turns: list[int] = []
+
+        async def take_turns() -> None:
+            while not dialog.is_lost:
+                turns.append(len(dialog.heard_at))
+                await asyncio.sleep(0)
+
+        other = asyncio.create_task(take_turns())
+        await serve(FloodedSocket(["x"] * 100), dialog, rate=1e6)
+        await other
+        assert max(after - before for before, after in pairwise(turns)) == 1
+
+    run_virtual(main())
+
+
+def test_messages_are_read_no_faster_than_allowed_and_long_ones_count_as_several() -> None:
+    async def main() -> None:
+        dialog = Echo(Outbox())
+        began_at = now()
+        await serve(FloodedSocket(["x"] * 30 + ["x" * 9 * 16 * 1024, "x"]), dialog, rate=10.0)
+        waits = [at - began_at for at in dialog.heard_at]
+        assert waits[9] == 0, "a second's worth may come at once"
+        assert waits[29] == pytest.approx(1.9)
+        assert waits[31] - waits[30] == pytest.approx(1.0)
+
+    run_virtual(main())
+
+
+def test_who_does_not_read_is_not_read() -> None:
+    async def main() -> None:
+        reads = asyncio.Event()
+        dialog = Echo(Outbox())
+        socket = FloodedSocket(["x"] * 3 * MAX_QUEUED_FRAMES, reads=reads)
+        serving = asyncio.create_task(serve(socket, dialog, rate=1e9))
+        await asyncio.sleep(1)
+        # One frame is on its way; the reader holds the message that comes next.
+        assert len(dialog.heard_at) == MAX_QUEUED_FRAMES + 1
+        assert socket.num_unread == 2 * MAX_QUEUED_FRAMES - 1
+        reads.set()
+        await serving
+        assert len(dialog.heard_at) == 3 * MAX_QUEUED_FRAMES
+
+    run_virtual(main())
+
+
+def test_who_lets_too_much_wait_is_closed() -> None:
+    async def main() -> None:
+        outbox = Outbox()
+        for _ in range(MAX_KEPT_FRAMES):
+            outbox.put(TextFrame(text="x"))
+        assert not outbox.closed
+        outbox.put(TextFrame(text="one more"))
+        outbox.put(TextFrame(text="and another"))
+        assert outbox.closed
+        assert len(outbox) == MAX_KEPT_FRAMES + 1
+        frames = [await outbox.get() for _ in range(len(outbox))]
+        assert frames[-1] == CloseFrame(code=CloseCode.TRY_LATER, reason="too slow")
+        await settle()
+
+    run_virtual(main())
