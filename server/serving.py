@@ -19,6 +19,7 @@ from server.config import ServerConfig, ServerSection
 from server.console import LoadBar, LoadLog, follow_loading
 from server.context import ServerContext
 from server.heap import bound_malloc, set_apart_what_stays
+from server.http_connection import TimedHttpConnection
 from server.logs import configured_logging, library_level
 from server.worker_client import Worker, WorkerStatus
 from worldmodel import catalog
@@ -81,6 +82,7 @@ def uvicorn_config(app: FastAPI, config: ServerConfig) -> uvicorn.Config:
     ping_s = ROBOT_PING_S if serves_robots else WS_PING_S
     return uvicorn.Config(
         app,
+        http=TimedHttpConnection,
         ws="websockets-sansio",
         ws_per_message_deflate=False,
         ws_max_size=config.robot.max_message_bytes if serves_robots else config.limits.max_message_bytes,

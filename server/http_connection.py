@@ -1,0 +1,48 @@
+"""HTTP connections whose requests have to come in time: uvicorn waits for the first one, and for its rest, for ever."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+REQUEST_HEAD_S = 10.0
+"""How long the line and headers of a request may take from its first byte, the first one's from the connection on."""
+
+
+class TimedHttpConnection(H11Protocol):
+    """Closes a connection that begins a request and does not end its headers; what comes then has limits elsewhere."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(cast("asyncio.Transport", transport))
+        self._watch_head()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        is_waiting = self.transport.get_protocol() is self and self.conn.their_state is h11.IDLE
+        if not is_waiting:
+            self._stop_watching()
+        elif self._head_timer is None and self.conn.trailing_data[0]:
+            self._watch_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_watching()
+        super().connection_lost(exc)
+
+    def _watch_head(self) -> None:
+        self._head_timer = self.loop.call_later(REQUEST_HEAD_S, self._head_expired)
+
+    def _stop_watching(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _head_expired(self) -> None:
+        self._head_timer = None
+        self.transport.close()
