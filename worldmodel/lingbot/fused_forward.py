@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from kvcache.transaction import ChunkTransaction, LayerKV
 from worldmodel.kernels.fused_layer import FusedFormat, FusedLayer
 from worldmodel.kernels.layer_ops import LayerOps, RowScaled, Update
-from worldmodel.lingbot.transformer import TEXT_STORE, ChunkInputs, Layer, LingBotTransformer, TimeConstants
+from worldmodel.lingbot.transformer import TEXT_STORE, ChunkInputs, Layer, LingBotTransformer
 from worldmodel.wan.layers import unpatchify
+from worldmodel.wan.transformer import TimeConstants
 
 
 class FusedForward:

@@ -14,8 +14,9 @@ from typing import Protocol
 import torch
 
 from kvcache.transaction import ChunkTransaction, LayerKV
-from worldmodel.lingbot.transformer import ChunkInputs, LingBotTransformer, TimeConstants
+from worldmodel.lingbot.transformer import ChunkInputs, LingBotTransformer
 from worldmodel.wan.flow_scheduler import COMMIT_TIMESTEP, SamplerTable, add_noise, clean_from_flow
+from worldmodel.wan.transformer import TimeConstants
 
 
 class Forward(Protocol):

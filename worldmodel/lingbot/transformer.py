@@ -27,40 +27,23 @@ from worldmodel.wan.layers import (
     AttentionProjections,
     layer_norm,
     patchify,
-    sinusoid,
     to_device,
     unpatchify,
 )
-from worldmodel.wan.precision import PrecisionPlan, precision_plan
-from worldmodel.wan.rope import RopeTable, rotate
+from worldmodel.wan.precision import PrecisionPlan
+from worldmodel.wan.rope import rotate
+from worldmodel.wan.transformer import (
+    Head,
+    LayerModulation,
+    TimeConstants,
+    WanLayer,
+    WanTransformer,
+    text_projection,
+    time_networks,
+)
 
 TEXT_STORE = "text"
 """Name of the cross-attention store that holds the prompt."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerModulation:
-    """Six vectors [D] of one layer at one timestep; the scales include their 1.
-
-    Shifts and scales are float32, gates have the dtype of the residual stream.
-    """
-
-    attention_shift: torch.Tensor
-    attention_scale: torch.Tensor
-    attention_gate: torch.Tensor
-    feed_forward_shift: torch.Tensor
-    feed_forward_scale: torch.Tensor
-    feed_forward_gate: torch.Tensor
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimeConstants:
-    """Everything the network derives from one timestep; constants of the model."""
-
-    timestep: float
-    layers: tuple[LayerModulation, ...]
-    head_shift: torch.Tensor
-    head_scale: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,44 +97,23 @@ def kv_geometry(
     )
 
 
-class Layer(nn.Module):
+class Layer(WanLayer):
     """One transformer layer with camera injection between self-attention and cross-attention."""
 
     def __init__(self, config: TransformerConfig, *, is_first: bool) -> None:
-        super().__init__()
         width = config.width
-        self.modulation = nn.Parameter(torch.empty(1, 6, width))
-        self.self_attn = AttentionProjections(width, config.num_heads, config.eps)
-        self.cross_attn = AttentionProjections(width, config.num_heads, config.eps)
-        self.norm3 = nn.LayerNorm(width, eps=config.eps)
-        self.ffn = nn.Sequential(
-            nn.Linear(width, config.ffn_dim), nn.GELU(approximate="tanh"), nn.Linear(config.ffn_dim, width)
+        super().__init__(
+            AttentionProjections(width, config.num_heads, config.eps),
+            width=width,
+            num_heads=config.num_heads,
+            ffn_dim=config.ffn_dim,
+            eps=config.eps,
         )
         self.cam_injector_layer1 = nn.Linear(width, width)
         self.cam_injector_layer2 = nn.Linear(width, width)
         self.cam_scale_layer = nn.Linear(width, width)
         self.cam_shift_layer = nn.Linear(width, width)
-        self.eps = config.eps
-        self.plan = precision_plan("fp32")
         self._is_first = is_first
-
-    def apply_precision(self, plan: PrecisionPlan) -> None:
-        """Bring the parts that the linears' format does not hold into theirs."""
-        self.plan = plan
-        self.norm3.float()
-        self.modulation.data = self.modulation.data.float()
-
-    def time_modulation(self, projection_6D: torch.Tensor, residual: torch.dtype) -> LayerModulation:
-        """Add the layer's own modulation to the projected timestep; `residual` is the dtype of the residual stream."""
-        rows = (self.modulation[0] + projection_6D).unbind(0)
-        return LayerModulation(
-            attention_shift=rows[0],
-            attention_scale=1.0 + rows[1],
-            attention_gate=rows[2].to(residual),
-            feed_forward_shift=rows[3],
-            feed_forward_scale=1.0 + rows[4],
-            feed_forward_gate=rows[5].to(residual),
-        )
 
     def camera_modulation(self, camera_TD: torch.Tensor) -> CameraModulation:
         """Turn the shared camera tokens into this layer's scale and shift."""
@@ -197,27 +159,15 @@ class Layer(nn.Module):
         return torch.addcmul(h_TD, self.ffn(a_TD).to(h_TD.dtype), m.feed_forward_gate)
 
 
-class Head(nn.Module):
-    """Norm, modulation by the timestep embedding, and the projection to patches; float32 in every plan."""
-
-    def __init__(self, config: TransformerConfig) -> None:
-        super().__init__()
-        self.head = nn.Linear(config.width, config.out_channels * PATCH * PATCH)
-        self.modulation = nn.Parameter(torch.empty(1, 2, config.width))
-        self.eps = config.eps
-
-    def forward(self, h_TD: torch.Tensor, constants: TimeConstants) -> torch.Tensor:
-        """Return float32 patches [T, C*4]."""
-        a_TD = layer_norm(h_TD, constants.head_scale, constants.head_shift, self.eps, torch.float32)
-        return self.head(a_TD)
-
-
-class LingBotTransformer(nn.Module):
+class LingBotTransformer(WanTransformer):
     """The network of LingBot-World v2. Parameters have the checkpoint's names and are left uninitialised.
 
     Call `apply_precision` once after the weights are loaded. `weights` brings those of each layer to the device; all
     loops over layers ask it.
     """
+
+    config: TransformerConfig
+    layers: tuple[Layer, ...]
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -227,46 +177,12 @@ class LingBotTransformer(nn.Module):
         self.patch_embedding_wancamctrl = nn.Linear(config.camera_channels * PATCH * PATCH, width)
         self.c2ws_hidden_states_layer1 = nn.Linear(width, width)
         self.c2ws_hidden_states_layer2 = nn.Linear(width, width)
-        self.text_embedding = nn.Sequential(
-            nn.Linear(config.text_dim, width), nn.GELU(approximate="tanh"), nn.Linear(width, width)
-        )
-        self.time_embedding = nn.Sequential(nn.Linear(config.freq_dim, width), nn.SiLU(), nn.Linear(width, width))
-        self.time_projection = nn.Sequential(nn.SiLU(), nn.Linear(width, 6 * width))
+        self.text_embedding = text_projection(config.text_dim, width)
+        self.time_embedding, self.time_projection = time_networks(config.freq_dim, width)
         self.layers = tuple(Layer(config, is_first=index == 0) for index in range(config.num_layers))
         self.blocks = nn.ModuleList(self.layers)
-        self.head = Head(config)
-        self.plan = precision_plan("fp32")
+        self.head = Head(width=width, out_channels=config.out_channels, eps=config.eps)
         self.weights = PartWeights()
-        self._rope_tables: dict[tuple[int, int], RopeTable] = {}
-
-    @property
-    def device(self) -> torch.device:
-        return self.patch_embedding.weight.device
-
-    def apply_precision(self, plan: PrecisionPlan) -> None:
-        """Bring loaded weights into the number formats of a plan; call once."""
-        self.plan = plan
-        self.requires_grad_(False).to(plan.linear)
-        self.time_embedding.float()
-        self.time_projection.float()
-        self.head.float()
-        for layer in self.layers:
-            layer.apply_precision(plan)
-
-    # ------------------------------------------------------------ constants of the model
-
-    def time_constants(self, timestep: float) -> TimeConstants:
-        """Derive all modulation of one timestep. It is the same for every token, session and chunk."""
-        features = sinusoid(torch.tensor([timestep], dtype=torch.float64, device=self.device), self.config.freq_dim)
-        embedding_1D = self.time_embedding(features)
-        projection_6D = self.time_projection(embedding_1D).reshape(6, -1)
-        shift, scale = (self.head.modulation[0] + embedding_1D).unbind(0)
-        return TimeConstants(
-            timestep=timestep,
-            layers=tuple(layer.time_modulation(projection_6D, self.plan.residual) for layer in self.layers),
-            head_shift=shift,
-            head_scale=1.0 + scale,
-        )
 
     # ------------------------------------------------------------ once per prompt
 
@@ -320,7 +236,7 @@ class LingBotTransformer(nn.Module):
         camera_TD = self.camera_tokens(projected_rays_TD.to(self.plan.linear))
         # Enqueued before the rotations are computed, so that a device works while the host does.
         camera = tuple(self.camera_modulation(index, camera_TD) for index in range(len(self.layers)))
-        table = self._rope_table(latent_height // PATCH, latent_width // PATCH)
+        table = self.rope_table(latent_height, latent_width)
         rotations = table.rotations(first_latent_frame, num_latent_frames).to(self.plan.rope)
         return ChunkInputs(
             condition_features=patchify(condition_CFYX.to(self.plan.linear)),
@@ -335,13 +251,6 @@ class LingBotTransformer(nn.Module):
         """Turn the shared camera tokens into one layer's scale and shift."""
         with self.weights.camera.layer(index):
             return self.layers[index].camera_modulation(camera_TD)
-
-    def _rope_table(self, grid_height: int, grid_width: int) -> RopeTable:
-        if (grid_height, grid_width) not in self._rope_tables:
-            self._rope_tables[grid_height, grid_width] = RopeTable(
-                head_dim=self.config.head_dim, grid_height=grid_height, grid_width=grid_width
-            )
-        return self._rope_tables[grid_height, grid_width]
 
     # ------------------------------------------------------------ the forwards
 
@@ -378,8 +287,7 @@ class LingBotTransformer(nn.Module):
         """Return the residual stream [T, D] before the first layer: patches of latents and condition, projected."""
         latent_features = patchify(x_CFYX.to(self.plan.linear))
         features = torch.cat([latent_features, inputs.condition_features], dim=-1)
-        weight = self.patch_embedding.weight.flatten(1)
-        return nn.functional.linear(features, weight, self.patch_embedding.bias).to(self.plan.residual)
+        return self.project_patches(features)
 
     def run_layer(
         self, index: int, h_TD: torch.Tensor, time: TimeConstants, inputs: ChunkInputs, chunk: LayerKV
