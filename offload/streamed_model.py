@@ -94,9 +94,7 @@ class HostLayers:
 # ------------------------------------------------------------ host memory
 
 
-def make_ordinary(
-    layers: ModelLayers, residency: ResidencyPlan, device: torch.device, progress: Progress | None = None
-) -> HostLayers:
+def make_ordinary(layers: ModelLayers, residency: ResidencyPlan, progress: Progress | None = None) -> HostLayers:
     """Load layer by layer; what is streamed goes to memory of this process, what is resident stays.
 
     The device holds one layer at a time beside the resident ones.
@@ -162,6 +160,7 @@ def without_memory(layout: FlatLayout) -> dict[str, Tensor]:
 class ChosenTransfer:
     """How the weights travel. `registration` is what to unlock in the end, `reason` why it is not what was wished."""
 
+    transfer: Transfer
     transport: Transport
     registration: HostRegistration | None = None
     reason: str | None = None
@@ -177,7 +176,7 @@ def choose_transfer(
         RollbackFailed: if memory stays locked that must not be.
     """
     if wish.transfer is Transfer.STAGED:
-        return ChosenTransfer(transport=StagedCopies(device))
+        return ChosenTransfer(transfer=Transfer.STAGED, transport=StagedCopies(device))
     try:
         if runtime is None:
             raise RegistrationFailed(f"{device} is no CUDA device")
@@ -187,8 +186,8 @@ def choose_transfer(
         if not wish.falls_back:
             raise PlanRefused(f"transfer {wish.transfer.value!r}", str(error)) from error
         logger.warning("weights are staged, not copied directly: %s", error)
-        return ChosenTransfer(transport=StagedCopies(device), reason=str(error))
-    return ChosenTransfer(transport=DirectCopies(), registration=registration)
+        return ChosenTransfer(transfer=Transfer.STAGED, transport=StagedCopies(device), reason=str(error))
+    return ChosenTransfer(transfer=Transfer.REGISTERED, transport=DirectCopies(), registration=registration)
 
 
 class StreamedModel:
@@ -202,7 +201,7 @@ class StreamedModel:
         streamers: Mapping[str, LayerStreamer],
     ) -> None:
         self.residency = residency
-        self.transport = chosen.transport
+        self._chosen = chosen
         self._host: HostLayers | None = host
         self._registration = chosen.registration
         self._streamers = dict(streamers)
@@ -210,6 +209,11 @@ class StreamedModel:
     def weights(self, part: str) -> LayerWeights:
         """Return what a layer loop asks for one part."""
         return self._streamers.get(part, RESIDENT)
+
+    def describe(self) -> str:
+        """Say for people what stays on the device and how the rest travels."""
+        reason = "" if self._chosen.reason is None else f" ({self._chosen.reason})"
+        return f"{self._chosen.transfer.value}{reason}: {self.residency.describe()}"
 
     @property
     def locked_bytes(self) -> int:

@@ -128,4 +128,5 @@ def start_message(config: ServerConfig) -> StartWorker:
         gpu_memory_fraction=config.kvcache.gpu_memory_fraction,
         memory_bytes=config.kvcache.cpu_memory_bytes if config.worker.device == "cpu" else None,
         model_options=catalog.options_parser(model.name)(model.options),
+        offload=config.offload,
     )

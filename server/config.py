@@ -21,6 +21,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import msgspec
 
 from worldmodel.clips import RANDOM_SCHEME
+from worldmodel.offload_settings import OffloadSettings
 
 ENVIRONMENT_PREFIX = "WORLDSERVE_"
 
@@ -308,6 +309,7 @@ class ServerConfig:
     omni: OmniSection = OmniSection()
     worker: WorkerSection = WorkerSection()
     kvcache: KVCacheSection = KVCacheSection()
+    offload: OffloadSettings = field(default_factory=OffloadSettings)
 
     @property
     def checkpoint_path(self) -> Path:
@@ -329,6 +331,7 @@ SECTIONS: dict[str, type] = {
     "omni": OmniSection,
     "worker": WorkerSection,
     "kvcache": KVCacheSection,
+    "offload": OffloadSettings,
     "model": ModelSection,
 }
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NewType
 
+from worldmodel.offload_settings import OffloadSettings
+
 SessionId = NewType("SessionId", str)
 RequestId = NewType("RequestId", str)
 
@@ -196,7 +198,8 @@ class StartWorker:
     """First message to a worker: everything it needs to load. Nothing is read from files of ours or the environment.
 
     `model` is a name in `catalog.py`; `model_options` is a JSON object that only that model's `config.py` understands;
-    `memory_bytes` is the KV budget on a CPU (on CUDA it is measured, times `gpu_memory_fraction`).
+    `memory_bytes` is the KV budget on a CPU (on CUDA it is measured, times `gpu_memory_fraction`). `offload` says where
+    weights are.
     """
 
     model: str
@@ -211,6 +214,7 @@ class StartWorker:
     gpu_memory_fraction: float = 0.9
     memory_bytes: int | None = None
     model_options: bytes = b"{}"
+    offload: OffloadSettings = field(default_factory=OffloadSettings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from kvcache.attention import Attention
 from kvcache.attention_backends import AttentionShape
 from kvcache.spec import KVSpec
 from worldmodel.errors import LoadFailed
+from worldmodel.kernels.fused_layer import FusedFormat
 from worldmodel.kernels.layer_ops import LayerOps
 from worldmodel.kernels.names import AttentionChoice, LayerOperations
 from worldmodel.lingbot.config import LingBotOptions
 from worldmodel.lingbot.fused_forward import FusedForward
 from worldmodel.lingbot.pipeline import Forward
+from worldmodel.lingbot.streaming import StreamRequest, stream_transformer
 from worldmodel.lingbot.transformer import LingBotTransformer
 from worldmodel.lingbot.transformer_config import TransformerConfig
 from worldmodel.wan.acceleration import Acceleration, attention_backend, join, layer_operations
 from worldmodel.wan.precision import PrecisionPlan
 
 
-def accelerate(transformer: LingBotTransformer, options: LingBotOptions, kv: KVSpec) -> Acceleration[Forward]:
+def accelerate(
+    transformer: LingBotTransformer, options: LingBotOptions, kv: KVSpec, streams: StreamRequest | None = None
+) -> Acceleration[Forward]:
     """Choose attention and forward for a loaded transformer and the geometry of its history.
+
+    With `streams` the linears of the layers are loaded here, to be streamed; without, they are there.
 
     Raises:
         LoadFailed: naming the option, for a choice that can't run on this device or in this precision.
@@ -28,15 +36,21 @@ def accelerate(transformer: LingBotTransformer, options: LingBotOptions, kv: KVS
     plan, device = transformer.plan, transformer.device
     chosen = attention_backend(options.attention, _attention_shape(transformer.config, plan, device, kv))
     ops = _choose_ops(options, plan, device)
+    streamed = None
+    if streams is not None:
+        layer_format = None if ops is None else FusedFormat(ops, plan.linear, quantize=plan.quantizes_linears)
+        streamed = stream_transformer(transformer, streams, layer_format, kv)
     forward: Forward = transformer
     if ops is not None:
+        layers = None if streamed is None else streamed.fused
         with torch.inference_mode():
-            forward = FusedForward(transformer, ops, quantize=plan.quantizes_linears)
+            forward = FusedForward(transformer, ops, quantize=plan.quantizes_linears, layers=layers)
     if device.type == "cuda":
         warm_up_text(transformer, chosen.attention)
         # Weights that were folded or quantised leave unused memory with the allocator, which sessions need.
         torch.cuda.empty_cache()
-    return join(chosen, forward, ops, plan)
+    found = join(chosen, forward, ops, plan)
+    return found if streamed is None else replace(found, description=f"{found.description}; {streamed.description}")
 
 
 def check_choices(

@@ -40,6 +40,7 @@ from worldmodel.lingbot.recache import CleanHistory, HistoryEncoder, extend_hist
 from worldmodel.lingbot.reducer import CameraPlan, CameraReducer
 from worldmodel.lingbot.settings import check_settings
 from worldmodel.lingbot.state import LingBotState
+from worldmodel.lingbot.streaming import stream_request
 from worldmodel.lingbot.transformer import TEXT_STORE
 from worldmodel.lingbot.weights import LoadedModel, load_model
 from worldmodel.messages import MediaFormat, StartWorker, Tick
@@ -59,9 +60,9 @@ def create_adapter(config: StartWorker, progress: ProgressFn) -> LingBotAdapter:
     options = _options(config)
     device = _device(config.device)
     plan = precision_plan(config.precision)
-    model = load_model(config.checkpoint, options, plan, device, progress)
+    model = load_model(config.checkpoint, options, plan, device, progress, streams_layers=config.offload.streams)
     table = _sampler_table(options.sampler, model.flow_shift)
-    return LingBotAdapter(model, table, _noise_source(options, device, len(table)), options, config)
+    return LingBotAdapter(model, table, _noise_source(options, device, len(table)), options, config, progress)
 
 
 def _device(name: str) -> torch.device:
@@ -102,6 +103,7 @@ class LingBotAdapter:
         noise: NoiseSource,
         options: LingBotOptions,
         config: StartWorker,
+        progress: ProgressFn = lambda stage, fraction, detail: None,
     ) -> None:
         self._transformer = model.transformer
         self._vae = model.vae
@@ -113,7 +115,8 @@ class LingBotAdapter:
         self._noise_clip_latent_frames = options.noise_clip_latent_frames or 0
         plan = model.transformer.plan
         self._recache_on_prompt = options.recache_on_prompt
-        self._acceleration = accelerate(model.transformer, options, self.kv_spec())
+        kv = self.kv_spec()
+        self._acceleration = accelerate(model.transformer, options, kv, stream_request(model, config, progress))
         with torch.inference_mode():
             self._sampler = ChunkSampler(model.transformer, table, self._acceleration.forward)
         self._noise = noise

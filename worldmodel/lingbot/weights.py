@@ -16,6 +16,8 @@ from worldmodel.checkpoint.component import Component
 from worldmodel.checkpoint.loading import Progress
 from worldmodel.lingbot.config import LingBotOptions
 from worldmodel.lingbot.empty_model import build_empty, check_fit, open_any
+from worldmodel.lingbot.layer_parts import is_streamed_name
+from worldmodel.lingbot.streamed_layers import LayerSource
 from worldmodel.lingbot.transformer import LingBotTransformer
 from worldmodel.messages import LoadStage
 from worldmodel.wan.precision import PrecisionPlan
@@ -27,7 +29,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LoadedModel:
-    """Everything of a checkpoint that is needed to serve, on its device and in its number formats."""
+    """Everything of a checkpoint that is needed to serve, on its device and in its number formats.
+
+    With a `layer_source` the linears of the transformer's layers are not loaded yet; they come from there.
+    """
 
     transformer: LingBotTransformer
     vae: WanVAE
@@ -35,12 +40,19 @@ class LoadedModel:
     flow_shift: float
     digest: str
     num_parameters: int
+    layer_source: LayerSource | None = None
 
 
 def load_model(
-    folder: Path | str, options: LingBotOptions, plan: PrecisionPlan, device: torch.device, progress: ProgressFn
+    folder: Path | str,
+    options: LingBotOptions,
+    plan: PrecisionPlan,
+    device: torch.device,
+    progress: ProgressFn,
+    *,
+    streams_layers: bool = False,
 ) -> LoadedModel:
-    """Load all parts of a checkpoint, telling `progress` about each.
+    """Load all parts of a checkpoint, telling `progress` about each; with `streams_layers` all but the layers' linears.
 
     Raises:
         LoadFailed: for a checkpoint that is damaged, of another model, or at odds with itself or with `options`.
@@ -52,8 +64,9 @@ def load_model(
     tokenizer = load_tokenizer(checkpoint, empty.text_encoder.config.vocab_size)
     digest = checkpoint.digest
     progress(LoadStage.CHECKPOINT, 1.0, "")
+    component = checkpoint.component("transformer")
     transformer = _load_transformer(
-        checkpoint.component("transformer"), empty.transformer, plan, device, _at(LoadStage.TRANSFORMER, progress)
+        component, empty.transformer, plan, device, _at(LoadStage.TRANSFORMER, progress), streams_layers=streams_layers
     )
     vae = _load_vae(checkpoint.component("vae"), empty.vae, plan, device, _at(LoadStage.VAE, progress))
     text_encoder = load_text_encoder(
@@ -74,6 +87,7 @@ def load_model(
         flow_shift=empty.flow_shift,
         digest=digest,
         num_parameters=_num_parameters(transformer) + _num_parameters(vae) + text_encoder.num_parameters,
+        layer_source=LayerSource(component=component, device=device) if streams_layers else None,
     )
 
 
@@ -82,9 +96,16 @@ def _at(stage: LoadStage, progress: ProgressFn) -> Progress:
 
 
 def _load_transformer(
-    component: Component, empty: LingBotTransformer, plan: PrecisionPlan, device: torch.device, progress: Progress
+    component: Component,
+    empty: LingBotTransformer,
+    plan: PrecisionPlan,
+    device: torch.device,
+    progress: Progress,
+    *,
+    streams_layers: bool,
 ) -> LingBotTransformer:
-    component.load_into(empty, dtype=plan.linear, device=device, progress=progress)
+    only = (lambda name: not is_streamed_name(name)) if streams_layers else None
+    component.load_into(empty, dtype=plan.linear, device=device, progress=progress, only=only)
     empty.apply_precision(plan)
     return empty.eval()
 

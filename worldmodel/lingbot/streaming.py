@@ -1,0 +1,156 @@
+"""Stream the layers of a LingBot transformer as the configuration says. Once, at load.
+
+Everything is decided, and told, before the first layer is loaded: residency, kind of host memory. What can't be had
+stops the start or is replaced as `on_unavailable` says, and the description that operators see has the reason.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from kvcache.spec import KVSpec
+from offload.cuda_runtime import LoadedCudaRuntime
+from offload.errors import OffloadError
+from offload.host_plan import HostKind, HostPlan, Recipe, plan_host_weights
+from offload.host_registration import RegistrationLimits
+from offload.layout import TensorSpec
+from offload.residency import ResidencyPlan
+from offload.streamed_model import (
+    HostLayers,
+    StreamedModel,
+    Transfer,
+    TransferWish,
+    full_name,
+    make_ordinary,
+    map_files,
+    stream_model,
+)
+from worldmodel.adapter import ProgressFn
+from worldmodel.checkpoint.loading import Progress
+from worldmodel.errors import LoadFailed
+from worldmodel.kernels.fused_layer import FusedFormat, FusedLayer
+from worldmodel.lingbot.layer_parts import CAMERA, FORWARD, TEXT, PartWeights
+from worldmodel.lingbot.streamed_layers import LayerSource, StreamedLayers, stored_tensors
+from worldmodel.lingbot.streaming_plan import DeviceNumbers, plan_layers
+from worldmodel.lingbot.transformer import LingBotTransformer
+from worldmodel.lingbot.weights import LoadedModel
+from worldmodel.messages import LoadStage, StartWorker
+from worldmodel.offload_settings import OffloadSettings
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StreamRequest:
+    """What streaming needs beside the transformer, whose layers have no linears yet."""
+
+    source: LayerSource
+    settings: OffloadSettings
+    numbers: DeviceNumbers
+    digest: str
+    progress: Progress
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StreamedTransformer:
+    """The weights to close in the end, the fused layers if any, and what operators are told."""
+
+    model: StreamedModel
+    fused: tuple[FusedLayer, ...]
+    description: str
+
+
+def stream_request(model: LoadedModel, config: StartWorker, progress: ProgressFn) -> StreamRequest | None:
+    """Return what streaming needs to know of a loaded model, None for one that is not streamed."""
+    if model.layer_source is None:
+        return None
+    device = model.layer_source.device
+    is_cuda = device.type == "cuda"
+    return StreamRequest(
+        source=model.layer_source,
+        settings=config.offload,
+        numbers=DeviceNumbers(
+            loaded_bytes=torch.cuda.memory_allocated(device) if is_cuda else _loaded_bytes(model),
+            free_bytes=torch.cuda.mem_get_info(device)[0] if is_cuda else None,
+            gpu_memory_fraction=config.gpu_memory_fraction if is_cuda else 1.0,
+        ),
+        digest=model.digest,
+        progress=lambda fraction, detail: progress(LoadStage.TRANSFORMER, fraction, detail),
+    )
+
+
+def _loaded_bytes(model: LoadedModel) -> int:
+    parameters = [*model.transformer.parameters(), *model.vae.parameters()]
+    return sum(parameter.nbytes for parameter in parameters if not parameter.is_meta)
+
+
+def stream_transformer(
+    transformer: LingBotTransformer, request: StreamRequest, layer_format: FusedFormat | None, kv: KVSpec
+) -> StreamedTransformer:
+    """Load the layers and let the transformer stream them. Raises `LoadFailed`."""
+    settings, device = request.settings, request.source.device
+    layers = StreamedLayers(transformer, request.source, layer_format)
+    residency = plan_layers(layers.layouts, layers.num_layers, settings, kv, request.numbers)
+    logger.info("weights: %s", residency.describe())
+    try:
+        plan = _plan_host(layers, residency, request)
+        host = _load_host(layers, residency, plan, request)
+        wish = TransferWish(
+            transfer=Transfer(settings.transfer),
+            limits=RegistrationLimits(max_bytes=settings.registered_bytes, timeout_s=settings.registration_timeout_s),
+            falls_back=settings.falls_back,
+        )
+        runtime = LoadedCudaRuntime(device) if device.type == "cuda" else None
+        model = stream_model(layers, residency, host, wish, device, runtime)
+    except OffloadError as error:
+        raise LoadFailed(f"offload: {error}", field="offload") from error
+    transformer.weights = PartWeights(
+        forward=model.weights(FORWARD), camera=model.weights(CAMERA), text=model.weights(TEXT)
+    )
+    description = _describe(plan, model)
+    logger.info("%s", description)
+    return StreamedTransformer(model=model, fused=layers.fused, description=description)
+
+
+def _plan_host(layers: StreamedLayers, residency: ResidencyPlan, request: StreamRequest) -> HostPlan:
+    settings = request.settings
+    recipes = [
+        Recipe(
+            tensor=TensorSpec(
+                name=full_name(index, part, recipe.tensor.name), dtype=recipe.tensor.dtype, shape=recipe.tensor.shape
+            ),
+            keys=recipe.keys,
+            transform=recipe.transform,
+        )
+        for index in range(layers.num_layers)
+        for part in residency.parts
+        for recipe in layers.recipes(index, part)
+    ]
+    plan = plan_host_weights(
+        HostKind(settings.host),
+        recipes,
+        stored_tensors(request.source.component),
+        cache_folder=Path(settings.cache_folder) if settings.cache_folder else None,
+        falls_back=settings.falls_back,
+    )
+    for reason in plan.reasons:
+        logger.warning("host weights %r can't be used: %s", settings.host, reason)
+    return plan
+
+
+def _load_host(layers: StreamedLayers, residency: ResidencyPlan, plan: HostPlan, request: StreamRequest) -> HostLayers:
+    device, progress = request.source.device, request.progress
+    match plan.kind:
+        case HostKind.ORDINARY:
+            return make_ordinary(layers, residency, progress)
+        case HostKind.CHECKPOINT_MMAP | HostKind.RUNTIME_CACHE:
+            return map_files(layers, residency, plan, device, progress)
+
+
+def _describe(plan: HostPlan, model: StreamedModel) -> str:
+    reasons = f" ({'; '.join(plan.reasons)})" if plan.reasons else ""
+    return f"weights streamed from {plan.kind.value} memory{reasons}, {model.describe()}"

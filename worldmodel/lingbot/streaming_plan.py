@@ -1,0 +1,94 @@
+"""How much of its device a streamed LingBot model leaves to weights, and which layers stay on it: numbers only.
+
+device   | outside the layers, VAE, text | K/V and sessions | working memory | resident layers, buffers |
+           `loaded_bytes`                  `kv`               WORKING_BYTES    the rest, or less
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kvcache.spec import KVSpec
+from offload.errors import BudgetTooSmall
+from offload.layout import FlatLayout
+from offload.residency import LayerPart, ResidencyPlan, plan_residency
+from worldmodel.checkpoint.inspection import CONTEXT_BYTES
+from worldmodel.errors import LoadFailed
+from worldmodel.lingbot.layer_parts import CAMERA, USES_PER_CHUNK
+from worldmodel.offload_settings import OffloadSettings
+
+WORKING_BYTES = 1 * 1024**3
+"""Activations of a layer, workspaces of the libraries, and what the allocator can't use; an estimate."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceNumbers:
+    """What is known of a device before the layers' weights are placed. `free_bytes` of None: nobody measured it.
+
+    `free_bytes` is what is free beside what is loaded; `loaded_bytes` counts weights outside of the layers.
+    """
+
+    loaded_bytes: int
+    free_bytes: int | None
+    gpu_memory_fraction: float = 1.0
+
+
+def plan_layers(
+    layouts: Mapping[str, FlatLayout],
+    num_layers: int,
+    settings: OffloadSettings,
+    kv: KVSpec,
+    numbers: DeviceNumbers,
+) -> ResidencyPlan:
+    """Decide which layers stay. Raises `LoadFailed` with all numbers if not even the buffers fit."""
+    parts = [
+        LayerPart(name=name, layer_bytes=layout.num_bytes, uses_per_chunk=_uses(name, settings))
+        for name, layout in layouts.items()
+    ]
+    budget_bytes, explanation = _budget(settings, kv, numbers)
+    try:
+        return plan_residency(parts, num_layers, budget_bytes)
+    except BudgetTooSmall as error:
+        raise LoadFailed(
+            f"streamed weights do not fit: {error.required_bytes} bytes ({error.required_bytes / 2**30:.2f} GiB) of "
+            f"buffers are needed, {error.budget_bytes} ({error.budget_bytes / 2**30:.2f} GiB) are left: {explanation}",
+            code="out_of_memory",
+            field="offload",
+        ) from error
+
+
+def _uses(part: str, settings: OffloadSettings) -> float:
+    is_repeated = part == CAMERA and settings.camera_modulation == "per_layer"
+    return math.ceil(max(USES_PER_CHUNK.values())) if is_repeated else USES_PER_CHUNK[part]
+
+
+def _budget(settings: OffloadSettings, kv: KVSpec, numbers: DeviceNumbers) -> tuple[int | None, str]:
+    """Return the bytes that weights may take, None for any, and where they come from."""
+    limits: list[tuple[int, str]] = []
+    sessions_bytes = kv.required_bytes(kv.requested_sessions)
+    reserved_bytes = int(sessions_bytes / numbers.gpu_memory_fraction) + WORKING_BYTES
+    reserved = (
+        f"{_gib(sessions_bytes)} for {kv.requested_sessions} sessions at gpu_memory_fraction "
+        f"{numbers.gpu_memory_fraction:g}, {_gib(WORKING_BYTES)} of working memory"
+    )
+    if settings.resident_bytes is not None:
+        limits.append((settings.resident_bytes, f"resident_bytes is {_gib(settings.resident_bytes)}"))
+    if numbers.free_bytes is not None:
+        left = numbers.free_bytes - reserved_bytes
+        limits.append((left, f"{_gib(numbers.free_bytes)} are free, less {reserved}"))
+    if settings.device_bytes is not None:
+        taken_bytes = numbers.loaded_bytes + CONTEXT_BYTES
+        left = settings.device_bytes - taken_bytes - reserved_bytes
+        limits.append(
+            (
+                left,
+                f"device_bytes is {_gib(settings.device_bytes)}, less {_gib(taken_bytes)} of other weights, {reserved}",
+            )
+        )
+    return min(limits) if limits else (None, "")
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB"
