@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -13,13 +14,17 @@ from fastapi.routing import APIRoute
 from jsonschema import Draft202012Validator
 from websockets.asyncio.server import ServerConnection, serve
 
-from server import errors, robot_rest, robot_routes
+from server import config, errors, robot_rest, robot_routes
 from server.documents import examples, wire_messages
+from server.media.formats import create_stream_encoder
+from server.wire import rest
 from server.wire.binary import pack_chunk, unpack_chunk
 from server.wire.messages import ChunkHeader, Pacing, SessionState, StreamFormat
 from server.wire.robot_messages import RobotConfig, StepAnswer, config_map
 from server.wire.robot_rest import RobotStep, read_step_arrays
-from worldmodel.lingbot import control_schemas, controls
+from tests.support.media_chunks import part_of, yuv_chunk
+from worldmodel.lingbot import control_schemas, controls, poses
+from worldmodel.messages import MediaFormat
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs/protocol.md"
 TEXT = DOCUMENT.read_text(encoding="utf-8")
@@ -157,7 +162,7 @@ def test_robot_addresses_and_requests_are_those_of_the_server() -> None:
 
 def test_the_config_map_and_the_answer_of_a_robot_are_whole() -> None:
     text = section("Frames")
-    config = RobotConfig(
+    robot = RobotConfig(
         image_height=1,
         image_width=1,
         needs_wrist_camera=True,
@@ -166,7 +171,7 @@ def test_the_config_map_and_the_answer_of_a_robot_are_whole() -> None:
         action_space="x",
     )
     answer = {field.name for field in fields(StepAnswer)}
-    assert {name for name in config_map(config) if f"`{name}`" not in text} == set()
+    assert {name for name in config_map(robot) if f"`{name}`" not in text} == set()
     assert {name for name in answer if f"`{name}`" not in text} == set()
 
 
@@ -222,3 +227,66 @@ async def test_the_client_in_one_page_works(tmp_path: Path, monkeypatch: pytest.
     assert types == ["session.start", "session.event", *["playback"] * 4, "session.close"]
     (control,) = scripted.received[1]["controls"]
     controls.parse_control(control["track"], control["schema"], control["data"])
+
+
+# ---------------------------------------------------------------- facts told in passing
+
+
+def test_examples_of_the_http_interface_fit_their_models() -> None:
+    found = re.findall(r"^```json http=(\w+)\n(.*?)^```$", section("HTTP interface"), re.MULTILINE | re.DOTALL)
+    assert {name for name, _ in found} == {"ServerInfo", "UploadCreated", "SessionCreated", "RestError"}
+    for name, example in found:
+        model = vars(rest)[name]
+        model.model_validate_json(example)
+        optional = {"field"} if name == "RestError" else set()
+        assert set(model.model_fields) - set(json.loads(example)) <= optional
+
+
+def test_http_statuses_are_those_of_the_server() -> None:
+    rows = re.findall(r"^\| ((?:\d{3}(?:, )?)+) \| (`.*) \|$", section("HTTP interface"), re.MULTILINE)
+    assert rows
+    for statuses, codes in rows:
+        for code in re.findall(r"`(\w+)`", codes):
+            assert str(errors.KINDS[errors.ErrorCode(code)].http_status) in statuses.split(", "), code
+
+
+def test_defaults_in_the_table_of_times_are_those_of_the_configuration() -> None:
+    text = section("Times")
+    session, limits = config.SessionSection(), config.LimitsSection()
+    wanted = {
+        "start_timeout_s": f"{session.start_timeout_s:g} s",
+        "stall_timeout_s": f"{session.stall_timeout_s:g} s",
+        "resume_s": f"{session.resume_s:g} s",
+        "idle_s": "no limit",
+        "max_session_s": "no limit",
+        "tick_timeout_s": f"{session.tick_timeout_s:g} s",
+        "max_events_per_second": f"{limits.max_events_per_second:g} a second",
+        "max_messages_per_second": f"{limits.max_messages_per_second:g} a second",
+        "max_message_bytes": f"{limits.max_message_bytes // 2**20} MiB",
+    }
+    assert session.idle_s is None
+    assert session.max_session_s is None
+    for name, value in wanted.items():
+        (row,) = [line for line in text.splitlines() if f"{name}`)" in line]
+        assert row.split("|")[2].strip().startswith(value), row
+
+
+def test_one_key_moves_as_far_as_is_said() -> None:
+    text = section("`lingbot.camera_actions.v1`")
+    steps = (poses.YAW_STEP_RAD, poses.PITCH_STEP_RAD, poses.MAX_PITCH_RAD)
+    yaw, pitch, most = (round(math.degrees(step)) for step in steps)
+    assert f"by {poses.STEP:g}, turns it by {yaw} degrees, or tilts it by {pitch} degrees (up to {most})" in text
+
+
+def test_the_payload_of_h264_begins_as_is_shown() -> None:
+    """The rows of the dump are the bytes of a chunk of 64x48 made by the server's own encoder."""
+    encoder = create_stream_encoder(StreamFormat.H264, width=64, height=48, fps=12, media=config.MediaSection())
+    parts, payload = part_of(yuv_chunk(width=64, height=48, num_frames=4, first_frame=0), MediaFormat.YUV420)
+    samples = encoder.encode(parts, payload, 4).samples
+    encoder.close()
+    shown = re.findall(r"(?<=  )((?:[0-9a-f]{2} )+)", section("Formats"))
+    first = [bytes.fromhex(row) for row in shown]
+    assert all(row in samples[0] for row in first[:3])
+    assert samples[0].startswith(first[0])
+    assert samples[1].startswith(first[3])
+    assert f'"sizes": {[len(sample) for sample in samples]}' in section("Formats")
