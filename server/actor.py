@@ -281,9 +281,12 @@ class SessionActor:
         self._services.scheduler.wake()
 
     def set_paused(self, paused: bool) -> None:
+        """Pause or go on. Who asked is answered, also where nothing changes."""
         if self.session.pause() if paused else self.session.unpause():
             self._audience.send_state(self._state_message())
             self.changed()
+        else:
+            self._audience.send(self._state_message())
 
     def begin_reset(self, *, prompt: str, seed: int | None, image: StartImage | None) -> asyncio.Task[None]:
         """Drop queued events and begin a new run between two ticks; the task raises `ServerError` if that failed."""

@@ -38,6 +38,14 @@ async def test_every_event_is_queued_and_then_applied(server: Server) -> None:
     assert tick.events[0].controls[0].schema == "lingbot.camera_actions.v1"
 
 
+async def test_asking_for_a_pause_twice_is_answered_twice(server: Server) -> None:
+    socket = await server.connect()
+    await socket.start()
+    for message, state in (("unpause", "active"), ("pause", "paused"), ("pause", "paused"), ("unpause", "active")):
+        await socket.send(f"session.{message}")
+        await socket.expect("session.state", state=state)
+
+
 @pytest.mark.parametrize(
     ("fields", "code", "field"),
     [
