@@ -32,7 +32,7 @@ from server.rest_requests import (
     read_model,
 )
 from server.starting import check_start
-from server.uploads import MIME_TYPES, decode_image
+from server.uploads import MIME_TYPES
 from server.wire.messages import SessionState
 from server.wire.rest import (
     CreateSession,
@@ -207,7 +207,7 @@ async def upload_image(request: Request) -> UploadCreated:
         )
     if not image:
         raise BadInput(ErrorCode.BAD_IMAGE, "the image is empty", field="image")
-    raw = await asyncio.to_thread(decode_image, image, limits=limits, field="image")
+    raw = await context.images.decode(image, field="image")
     upload_id = context.uploads.add(image, owner=owner)
     return UploadCreated(upload_id=upload_id, width=raw.size.width, height=raw.size.height)
 

@@ -9,7 +9,7 @@ from server.actor import StartImage
 from server.config import LimitsSection, ModelSection
 from server.errors import BadInput, ErrorCode, UnknownId
 from server.event_log import image_digest
-from server.uploads import UploadStore, decode_base64, decode_image
+from server.uploads import RawImage, UploadStore, decode_base64, decode_image
 from server.wire.messages import ImageBase64, ImageName, ImageReference, ImageUpload
 from server.wire.messages import StartImage as StartImageOffer
 
@@ -49,12 +49,21 @@ class StartImages:
 
 
 class ImageReader:
-    """Turn an image reference of a client into pixels, in threads."""
+    """Turn an image reference of a client into pixels, in threads.
+
+    One image at a time is decoded: the largest that is allowed takes 120 MB, and a core for most of a second.
+    """
 
     def __init__(self, start_images: StartImages, uploads: UploadStore, limits: LimitsSection) -> None:
         self._start_images = start_images
         self._uploads = uploads
         self._limits = limits
+        self._turn = asyncio.Lock()
+
+    async def decode(self, file: bytes, *, field: str) -> RawImage:
+        """Decode an image file. Raises `BadInput` that names the field."""
+        async with self._turn:
+            return await asyncio.to_thread(decode_image, file, limits=self._limits, field=field)
 
     async def read(self, reference: ImageReference, *, owner: str | None) -> StartImage:
         """Read and decode a start image. Raises `BadInput` or `UnknownId` that name the field."""
@@ -70,5 +79,5 @@ class ImageReader:
                 file = await self._start_images.read(reference.name, field=field)
         if not file:
             raise BadInput(ErrorCode.BAD_IMAGE, "the image is empty", field=field)
-        raw = await asyncio.to_thread(decode_image, file, limits=self._limits, field=field)
+        raw = await self.decode(file, field=field)
         return StartImage(file=file, raw=raw, sha256=await asyncio.to_thread(image_digest, file))

@@ -1,0 +1,47 @@
+"""Reading start images: one large picture at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from server import start_images
+from server.config import LimitsSection
+from server.errors import BadInput
+from server.start_images import ImageReader, StartImages
+from server.uploads import RawImage, UploadStore
+from tests.support.server_client import fake_config, png
+from worldmodel.messages import ImageSize
+
+
+def reader() -> ImageReader:
+    config = fake_config()
+    return ImageReader(StartImages(config.model, config.checkpoint_path), UploadStore(4), LimitsSection())
+
+
+async def test_one_image_is_decoded_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    others = threading.Barrier(2)
+    met: list[bool] = []
+
+    def decode(image: bytes, *, limits: LimitsSection, field: str) -> RawImage:
+        try:
+            others.wait(timeout=0.05)
+        except threading.BrokenBarrierError:
+            others.reset()
+            return RawImage(size=ImageSize(width=1, height=1), pixels=bytes(3))
+        met.append(True)
+        raise AssertionError("two at a time")
+
+    monkeypatch.setattr(start_images, "decode_image", decode)
+    images = reader()
+    await asyncio.gather(*(images.decode(b"", field="image") for _ in range(3)))
+    assert met == []
+
+
+async def test_a_bad_image_does_not_keep_the_next_from_its_turn() -> None:
+    images = reader()
+    with pytest.raises(BadInput):
+        await images.decode(b"no image", field="image")
+    assert (await images.decode(png(3, 5), field="image")).size == ImageSize(width=3, height=5)
