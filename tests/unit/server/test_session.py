@@ -306,6 +306,35 @@ def test_reset_begins_a_run_and_keeps_the_floor() -> None:
     assert (tick.chunk_index, tick.event_ids) == (0, (6,)), "what came during the reset belongs to the new run"
 
 
+def test_a_new_run_is_paced_from_its_beginning() -> None:
+    session = new_session()
+    for _ in range(5):
+        deliver(session)
+    session.begin_reset()
+    session.finish_reset(prompt="", seed=1)
+    for index in range(2):
+        chunk = session.commit(answer(begin(session)))
+        make_ready(session, chunk)
+        session.chunk_sent(epoch=1, run=1, chunk_index=index)
+    assert session.begin_tick(0.0) is None, "the viewer has seen nothing of this run"
+
+
+def test_what_an_old_socket_took_is_not_what_the_new_one_has() -> None:
+    session = new_session()
+    chunk = session.commit(answer(begin(session)))
+    make_ready(session, chunk)
+    session.begin_reset()
+    session.finish_reset(prompt="", seed=1)
+    chunk = session.commit(answer(begin(session)))
+    make_ready(session, chunk)
+    session.disconnect(1)
+    session.connect()
+    session.chunk_sent(epoch=1, run=1, chunk_index=0)
+    with pytest.raises(BadInput):
+        session.report_playback(epoch=2, run=1, chunk_index=0, buffered_ms=0.0, now=0.0)
+    assert session.resume(last_chunk_index=0, run=None, now=0.0).num_lost_chunks == 0
+
+
 def test_a_tick_in_flight_when_a_reset_begins_commits_to_the_old_run() -> None:
     session = new_session()
     tick = begin(session)
