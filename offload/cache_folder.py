@@ -1,0 +1,106 @@
+"""The folder of a weight cache: its parts, the file systems it may be on, and writes that survive a crash.
+
+entries/ADDRESS/manifest.json, *.safetensors     published, never changed
+requests/KEY.json                                the address that a request led to
+locks/KEY.lock, locks/ADDRESS.lock               who builds; who uses
+temporary/KEY.*                                  not published yet; removed by whoever next holds KEY's lock
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+from offload.errors import CacheRootRefused
+
+MOUNTS = Path("/proc/self/mountinfo")
+
+IN_MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs", "rootfs", "hugetlbfs"})
+"""File systems whose pages are memory: a cache there would hold the weights a second time."""
+
+NETWORKED = frozenset(
+    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs", "lustre", "gpfs", "beegfs", "virtiofs"}
+)
+"""File systems that other machines change, whose locks and mappings can't be relied on. FUSE counts as one."""
+
+
+class CacheFolder:
+    """The parts of a cache, made on the first use. Raises `CacheRootRefused`."""
+
+    def __init__(self, root: Path, *, mounts: Path = MOUNTS) -> None:
+        try:
+            for folder in ("entries", "requests", "locks", "temporary"):
+                (root / folder).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CacheRootRefused(f"{root}: cannot be made ({error.strerror})") from error
+        kind = file_system(root.resolve(), mounts)
+        if kind in IN_MEMORY:
+            raise CacheRootRefused(f"{root}: is on {kind}, in memory; expected a disk of this machine")
+        if kind in NETWORKED or kind.startswith("fuse"):
+            raise CacheRootRefused(f"{root}: is on {kind}, shared between machines; expected a disk of this machine")
+        if len({os.stat(root / folder).st_dev for folder in ("entries", "requests", "temporary")}) > 1:
+            raise CacheRootRefused(f"{root}: its parts are on several file systems, so that nothing can be renamed")
+        self.root = root
+        self.entries = root / "entries"
+        self.requests = root / "requests"
+        self.temporary = root / "temporary"
+
+    def lock_file(self, name: str) -> Path:
+        """Return the lock of a request's key or an entry's address."""
+        return self.root / "locks" / f"{name}.lock"
+
+
+def file_system(path: Path, mounts: Path = MOUNTS) -> str:
+    """Return the type of the file system that holds a path. Raises `CacheRootRefused` where that can't be told."""
+    found = ("", "")
+    try:
+        lines = mounts.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise CacheRootRefused(f"{path}: its file system is unknown ({mounts}: {error.strerror})") from error
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        point = before.split()[4].replace("\\040", " ")
+        # Later lines lie over earlier ones.
+        if path.is_relative_to(point) and len(point) >= len(found[0]):
+            found = (point, after.split()[0])
+    if not found[1]:
+        raise CacheRootRefused(f"{path}: its file system is unknown")
+    return found[1]
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames and new names in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_synced(file: Path, content: bytes) -> None:
+    """Write a new file and flush it to the disk."""
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444)
+    with os.fdopen(descriptor, "wb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def read_address(pointer: Path) -> str | None:
+    """Return the address a request's file names; None if there is no such file, or nothing that can be one in it."""
+    try:
+        content = json.loads(pointer.read_bytes())
+    except (OSError, ValueError):
+        return None
+    match content:
+        case {"address": str(address)} if len(address) == 64 and set(address) <= set("0123456789abcdef"):
+            return address
+        case _:
+            return None
+
+
+def remove_folder(folder: Path) -> None:
+    """Delete a temporary folder. What can't be deleted is left to the next owner of its lock."""
+    shutil.rmtree(folder, ignore_errors=True)

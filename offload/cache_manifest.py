@@ -1,0 +1,141 @@
+"""What an entry of the weight cache is: its request, its files, and the address that follows from its content.
+
+The address is the SHA-256 of the manifest, which holds the SHA-256 of every file: names, metadata and final bytes
+decide it, and a flipped bit anywhere, in the manifest too, is at odds with the name of the entry's folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from offload.errors import CacheDamaged
+from offload.layout import TensorSpec
+from offload.tensor_file import WORDS, FileDigest, file_sha256, read_header
+
+FORMAT = "worldserve-weights-1"
+"""Raised when files or keys change their meaning: entries of other formats are never found."""
+
+MANIFEST = "manifest.json"
+NUM_HASHERS = 4
+
+
+class Validation(StrEnum):
+    """How an entry is checked before it is used.
+
+    FAST: manifest, sizes, headers; finds what was cut off or replaced. FULL: every byte.
+    """
+
+    FAST = "fast"
+    FULL = "full"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheRequest:
+    """Which weights are wanted, known before they are made.
+
+    `source` identifies the checkpoint's content, `metadata` everything else that changes the bytes: precision, fused
+    form, loader version, tensor-parallel coordinate, and what a sequence-parallel layout depends on. What does not
+    change them (data-parallel rank, device, budget) must not be in it. `files` are the tensors of each file by name.
+    """
+
+    source: str
+    metadata: Mapping[str, str]
+    files: Mapping[str, Sequence[TensorSpec]]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(spec.num_bytes for specs in self.files.values() for spec in specs)
+
+    @property
+    def key(self) -> str:
+        """Return the request as 64 hex digits; entries are looked up by it."""
+        content = {
+            "format": FORMAT,
+            "source": self.source,
+            "metadata": dict(sorted(self.metadata.items())),
+            "files": {
+                name: [[spec.name, WORDS[spec.dtype], list(spec.shape)] for spec in specs]
+                for name, specs in sorted(self.files.items())
+            },
+        }
+        return _sha256(content)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """The content of an entry; `files` have their digests by name."""
+
+    metadata: Mapping[str, str]
+    files: Mapping[str, FileDigest]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(file.num_bytes for file in self.files.values())
+
+    @property
+    def address(self) -> str:
+        """Return the entry's address, 64 hex digits."""
+        return hashlib.sha256(self.to_json()).hexdigest()
+
+    def to_json(self) -> bytes:
+        files = {name: asdict(digest) for name, digest in sorted(self.files.items())}
+        content = {"format": FORMAT, "metadata": dict(sorted(self.metadata.items())), "files": files}
+        return json.dumps(content, indent=1).encode()
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read the manifest of an entry and compare it with the folder's name. Raises `CacheDamaged`."""
+    entry = folder.name
+    try:
+        text = (folder / MANIFEST).read_bytes()
+    except OSError as error:
+        raise CacheDamaged(entry, f"the manifest cannot be read ({error.strerror})") from error
+    if hashlib.sha256(text).hexdigest() != folder.name:
+        raise CacheDamaged(entry, "the manifest is not the one that was published")
+    content = json.loads(text)
+    return Manifest(
+        metadata=content["metadata"], files={name: FileDigest(**each) for name, each in content["files"].items()}
+    )
+
+
+def check_entry(folder: Path, validation: Validation) -> Manifest:
+    """Return the manifest of an entry that passes. Raises `CacheDamaged` naming the first file that does not."""
+    manifest = read_manifest(folder)
+    for problem in _problems(folder, manifest, validation):
+        raise CacheDamaged(folder.name, problem)
+    return manifest
+
+
+def _problems(folder: Path, manifest: Manifest, validation: Validation) -> Iterator[str]:
+    for name, digest in manifest.files.items():
+        try:
+            yield from _header_problems(folder / name, digest)
+        except CacheDamaged as error:
+            yield f"{name} {error.problem}"
+        except OSError as error:
+            yield f"{name} cannot be read ({error.strerror})"
+    if validation is Validation.FULL:
+        files = [folder / name for name in manifest.files]
+        with ThreadPoolExecutor(NUM_HASHERS, thread_name_prefix="weight hash") as hashers:
+            for file, found in zip(files, hashers.map(file_sha256, files), strict=True):
+                if found != manifest.files[file.name].sha256:
+                    yield f"{file.name} is not what was published"
+
+
+def _header_problems(file: Path, digest: FileDigest) -> Iterator[str]:
+    if file.is_symlink() or not file.is_file():
+        yield f"{file.name} is no regular file"
+    elif file.stat().st_size != digest.num_bytes:
+        yield f"{file.name} has {file.stat().st_size} bytes, {digest.num_bytes} were published"
+    elif hashlib.sha256(read_header(file)).hexdigest() != digest.header_sha256:
+        yield f"{file.name} has another header than was published"
+
+
+def _sha256(content: object) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,332 @@
+"""The weight cache in one process: what is found, what is built again, what may go."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from offload.cache_folder import CacheFolder, file_system
+from offload.cache_manifest import MANIFEST, Validation, check_entry
+from offload.cache_upkeep import list_entries, prune, verify_entry
+from offload.errors import CacheBusy, CacheDamaged, CacheError, CacheRootRefused
+from offload.file_lock import FileLock
+from offload.weight_cache import WeightCache
+from tests.support.weight_cache import FILES, make, open_entry, open_folder, request
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> CacheFolder:
+    return open_folder(tmp_path / "cache")
+
+
+@pytest.fixture
+def cache(folder: CacheFolder) -> WeightCache:
+    return WeightCache(folder, lock_timeout_s=1.0)
+
+
+def test_what_was_built_is_found_and_is_a_plain_safetensors_file(cache: WeightCache) -> None:
+    assert cache.find(request(), Validation.FAST) is None
+
+    built = open_entry(cache)
+    assert built.was_built
+    built.close()
+    found = open_entry(cache)
+    assert not found.was_built
+
+    for number, file in enumerate(FILES):
+        weight, scales = make(file)
+        loaded = load_file(found.folder / file)
+        assert torch.equal(loaded[f"{number}.weight"], weight)
+        assert torch.equal(loaded[f"{number}.scales"], scales)
+        stored = found.tensors[f"{number}.weight"]
+        data = stored.file.read_bytes()[stored.start_byte : stored.end_byte]
+        assert data == weight.view(torch.uint8).numpy().tobytes()
+        assert stored.start_byte % 256 == 0
+
+
+def test_what_changes_the_bytes_is_another_request(cache: WeightCache) -> None:
+    keys = {request().key, request("other").key, request(precision="fp8").key, request(tensor_parallel="0/2").key}
+    assert len(keys) == 4
+    assert request().key == request().key
+    open_entry(cache).close()
+    assert cache.find(request(precision="fp8"), Validation.FAST) is None
+
+
+def test_two_requests_with_the_same_content_share_an_entry(cache: WeightCache, folder: CacheFolder) -> None:
+    first = cache.open_or_build(request("a"), make, Validation.FULL)
+    second = cache.open_or_build(request("b"), make, Validation.FULL)
+
+    assert second.was_built
+    assert first.folder == second.folder
+    assert len(list(folder.entries.iterdir())) == 1
+
+
+def test_nothing_temporary_is_left(cache: WeightCache, folder: CacheFolder) -> None:
+    open_entry(cache).close()
+    assert list(folder.temporary.iterdir()) == []
+
+
+def flip(file: Path, position: int) -> None:
+    """Flip one bit of a published file."""
+    file.chmod(0o644)
+    content = bytearray(file.read_bytes())
+    content[position] ^= 1
+    file.write_bytes(content)
+
+
+DAMAGE = {
+    "data": lambda entry: flip(entry / FILES[1], -1),
+    "first data byte": lambda entry: flip(
+        entry / FILES[0], int.from_bytes((entry / FILES[0]).read_bytes()[:8], "little") + 8
+    ),
+    "header text": lambda entry: flip(entry / FILES[0], 20),
+    "header padding": lambda entry: flip(
+        entry / FILES[0], int.from_bytes((entry / FILES[0]).read_bytes()[:8], "little") + 7
+    ),
+    "header length, low": lambda entry: flip(entry / FILES[0], 0),
+    "header length, high": lambda entry: flip(entry / FILES[0], 7),
+    "manifest": lambda entry: flip(entry / MANIFEST, 40),
+    "manifest's digest of a file": lambda entry: flip(
+        entry / MANIFEST, (entry / MANIFEST).read_text().index('"sha256"') + 12
+    ),
+    "file cut off": lambda entry: os.truncate(entry / FILES[0], 100),
+    "file too long": lambda entry: ((entry / FILES[0]).chmod(0o644), os.truncate(entry / FILES[0], 10**4)),
+    "file missing": lambda entry: (entry / FILES[0]).unlink(),
+    "file replaced by a link": lambda entry: (
+        (entry / FILES[0]).rename(entry.parent / "elsewhere"),
+        (entry / FILES[0]).symlink_to(entry.parent / "elsewhere"),
+    ),
+    "manifest missing": lambda entry: (entry / MANIFEST).unlink(),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage_of_every_kind_is_found_and_the_entry_is_built_again(cache: WeightCache, damage: str) -> None:
+    entry = open_entry(cache)
+    entry.close()
+    DAMAGE[damage](entry.folder)
+
+    with pytest.raises(CacheDamaged, match=entry.folder.name):
+        cache.find(request(), Validation.FULL)
+    rebuilt = open_entry(cache)
+
+    assert rebuilt.was_built
+    assert rebuilt.folder == entry.folder
+    check_entry(rebuilt.folder, Validation.FULL)
+
+
+@pytest.mark.parametrize("damage", set(DAMAGE) - {"data", "first data byte"})
+def test_the_fast_check_finds_all_but_flipped_data(cache: WeightCache, damage: str) -> None:
+    entry = open_entry(cache)
+    entry.close()
+    DAMAGE[damage](entry.folder)
+
+    with pytest.raises(CacheDamaged):
+        cache.find(request(), Validation.FAST)
+
+
+def test_the_fast_check_reads_no_data(cache: WeightCache) -> None:
+    entry = open_entry(cache)
+    entry.close()
+    DAMAGE["data"](entry.folder)
+
+    assert cache.find(request(), Validation.FAST) is not None
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", '{"address": 5}', '{"address": "../../etc"}', '{"address": "%s"}' % ("0" * 64)]
+)
+def test_a_request_that_leads_nowhere_is_a_miss(cache: WeightCache, folder: CacheFolder, content: str) -> None:
+    open_entry(cache).close()
+    pointer = folder.requests / f"{request().key}.json"
+    pointer.unlink()
+    pointer.write_text(content)
+
+    assert cache.find(request(), Validation.FAST) is None
+    assert open_entry(cache).was_built
+
+
+def test_a_build_that_fails_leaves_nothing(cache: WeightCache, folder: CacheFolder) -> None:
+    def broken(file: str) -> list[torch.Tensor]:
+        if file == FILES[1]:
+            raise RuntimeError("the checkpoint is gone")
+        return list(make(file))
+
+    with pytest.raises(RuntimeError, match="checkpoint is gone"):
+        cache.open_or_build(request(), broken, Validation.FULL)
+
+    assert list(folder.entries.iterdir()) == list(folder.temporary.iterdir()) == []
+    assert open_entry(cache).was_built
+
+
+def test_tensors_that_are_not_those_of_the_request_are_refused(cache: WeightCache) -> None:
+    with pytest.raises(ValueError, match=r"0\.weight: expected"):
+        cache.open_or_build(request(), lambda file: [torch.zeros(16, 8), torch.zeros(1, 16)], Validation.FULL)
+
+
+def test_a_disk_that_is_too_small_is_refused_before_anything_is_made(
+    cache: WeightCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("offload.weight_cache.shutil.disk_usage", lambda path: type("Usage", (), {"free": 639})())
+
+    with pytest.raises(CacheError, match="the weights take 640 bytes, the disk has 639 free"):
+        cache.open_or_build(request(), lambda file: pytest.fail("made"), Validation.FULL)
+
+
+# ------------------------------------------------------------ file systems
+
+
+def mount_table(tmp_path: Path, *lines: tuple[str, str]) -> Path:
+    file = tmp_path / "mountinfo"
+    file.write_text("".join(f"1 0 8:1 / {point} rw - {kind} dev rw\n" for point, kind in lines), encoding="utf-8")
+    return file
+
+
+@pytest.mark.parametrize("kind", ["tmpfs", "ramfs", "nfs4", "cifs", "fuse.sshfs", "fuseblk", "9p"])
+def test_memory_and_network_are_refused(tmp_path: Path, kind: str) -> None:
+    mounts = mount_table(tmp_path, ("/", "ext4"), (str(tmp_path), kind))
+
+    with pytest.raises(CacheRootRefused, match=rf"is on {kind}, .*expected a disk of this machine"):
+        CacheFolder(tmp_path / "cache", mounts=mounts)
+
+
+def test_the_nearest_and_latest_mount_decides(tmp_path: Path) -> None:
+    mounts = mount_table(tmp_path, ("/", "ext4"), ("/a", "nfs"), ("/a/b", "xfs"), ("/a/b", "tmpfs"))
+
+    found = {path: file_system(Path(path), mounts) for path in ("/x", "/a/c", "/a/b/c", "/ab")}
+
+    assert found == {"/x": "ext4", "/a/c": "nfs", "/a/b/c": "tmpfs", "/ab": "ext4"}
+
+
+def test_a_file_system_that_nobody_knows_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CacheRootRefused, match="its file system is unknown"):
+        file_system(tmp_path, tmp_path / "missing")
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CacheRootRefused, match="cannot be made"):
+        CacheFolder(tmp_path / "file" / "cache")
+
+
+# ------------------------------------------------------------ upkeep
+
+
+def build_three(cache: WeightCache, folder: CacheFolder) -> list[str]:
+    """Build entries last used 300, 200 and 100 s before second 1000; return their addresses."""
+    addresses = []
+    for number in range(3):
+        entry = cache.open_or_build(
+            request(f"source {number}", number=str(number)), lambda file, seed=number: make(file, seed), Validation.FAST
+        )
+        entry.close()
+        os.utime(folder.lock_file(entry.folder.name), (0, 700 + 100 * number))
+        addresses.append(entry.folder.name)
+    return addresses
+
+
+def test_entries_are_listed_by_their_last_use(cache: WeightCache, folder: CacheFolder) -> None:
+    addresses = build_three(cache, folder)
+
+    found = list(list_entries(folder))
+
+    assert [facts.address for facts in found] == addresses
+    assert [facts.used_s for facts in found] == [700, 800, 900]
+    assert [facts.metadata["number"] for facts in found] == ["0", "1", "2"]
+    assert all(facts.problem is None and not facts.is_in_use and facts.num_bytes > 640 for facts in found)
+
+
+@pytest.mark.parametrize(
+    ("max_entries", "max_age_s", "num_removed"),
+    [(None, None, 0), (2, None, 1), (0, None, 3), (None, 150.0, 2), (2, 50.0, 3)],
+)
+def test_what_is_old_or_too_much_goes_and_its_requests_with_it(
+    cache: WeightCache, folder: CacheFolder, max_entries: int | None, max_age_s: float | None, num_removed: int
+) -> None:
+    addresses = build_three(cache, folder)
+    entry_bytes = next(list_entries(folder)).num_bytes
+    max_bytes = None if max_entries is None else max_entries * (entry_bytes + 1)
+
+    removed = prune(folder, max_bytes=max_bytes, max_age_s=max_age_s, now_s=1000.0)
+
+    assert [facts.address for facts in removed] == addresses[:num_removed]
+    assert len(list(folder.requests.iterdir())) == len(list(folder.entries.iterdir())) == 3 - num_removed
+    assert list(folder.temporary.iterdir()) == []
+
+
+def test_entries_of_this_process_stay(cache: WeightCache, folder: CacheFolder) -> None:
+    addresses = build_three(cache, folder)
+
+    removed = prune(folder, max_bytes=0, max_age_s=None, now_s=1000.0, mine=addresses[:1])
+
+    assert [facts.address for facts in removed] == addresses[1:]
+
+
+def test_an_eviction_that_was_killed_is_finished_by_the_next(cache: WeightCache, folder: CacheFolder) -> None:
+    address = build_three(cache, folder)[0]
+    aside = folder.temporary / f"{address}.evicted.x"
+    aside.mkdir()
+    (folder.entries / address).rename(aside / address)
+
+    prune(folder, max_bytes=None, max_age_s=None, now_s=1000.0)
+
+    assert not aside.exists()
+    assert cache.find(request("source 0", number="0"), Validation.FAST) is None
+
+
+def test_every_byte_is_verified_on_request(cache: WeightCache, folder: CacheFolder) -> None:
+    entry = open_entry(cache)
+    assert verify_entry(folder, entry.folder.name) is None
+    DAMAGE["data"](entry.folder)
+    assert verify_entry(folder, entry.folder.name) == f"{FILES[1]} is not what was published"
+
+
+def test_a_damaged_manifest_is_listed_with_its_problem(cache: WeightCache, folder: CacheFolder) -> None:
+    entry = open_entry(cache)
+    entry.close()
+    DAMAGE["manifest"](entry.folder)
+    [facts] = list_entries(folder)
+    assert facts.problem == "the manifest is not the one that was published"
+
+
+# ------------------------------------------------------------ locks
+
+
+def test_a_lock_that_is_free_is_had_at_once_and_can_be_had_again(tmp_path: Path) -> None:
+    for _ in range(2):
+        with FileLock.take(tmp_path / "lock", is_shared=False, timeout_s=0.0) as lock:
+            lock.release()
+
+
+def test_the_wait_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    times = iter([0.0, 0.4, 0.8, 1.2])
+
+    def held(descriptor: int, kind: int) -> None:
+        raise BlockingIOError(11, "held")
+
+    monkeypatch.setattr("offload.file_lock.fcntl.lockf", held)
+    with pytest.raises(CacheBusy, match=r"lock is held by another process for more than 1 s"):
+        FileLock.take(tmp_path / "lock", is_shared=False, timeout_s=1.0, clock=lambda: next(times), sleep=waits.append)
+    assert len(waits) == 2
+
+
+def test_a_lock_the_system_refuses_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(descriptor: int, kind: int) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr("offload.file_lock.fcntl.lockf", refused)
+    with pytest.raises(CacheError, match="cannot be locked"):
+        FileLock.take(tmp_path / "lock", is_shared=False, timeout_s=1.0)
+    with pytest.raises(CacheError, match="cannot be opened"):
+        FileLock.take(tmp_path / "missing" / "lock", is_shared=False, timeout_s=1.0)
+
+
+def test_pointers_are_small_json(cache: WeightCache, folder: CacheFolder) -> None:
+    entry = open_entry(cache)
+    assert json.loads((folder.requests / f"{request().key}.json").read_text()) == {"address": entry.folder.name}
