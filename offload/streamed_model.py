@@ -81,10 +81,14 @@ class TransferWish:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HostLayers:
-    """Streamed layers on the host: parts by name, then layer. `files` are the mappings to close after use."""
+    """Streamed layers on the host: parts by name, then layer.
+
+    `files` are the mappings to close after use, `on_closed` is called when they are.
+    """
 
     parts: Mapping[str, Mapping[int, HostPart]]
     files: tuple[MappedMemory, ...] = ()
+    on_closed: Callable[[], None] = lambda: None
 
     @property
     def all_parts(self) -> tuple[HostPart, ...]:
@@ -119,6 +123,7 @@ def map_files(
     plan: HostPlan,
     device: torch.device,
     progress: Progress | None = None,
+    on_closed: Callable[[], None] = lambda: None,
 ) -> HostLayers:
     """Map the files that the plan binds, and copy what is resident to the device. Raises `OffloadError`."""
     names = sorted({str(stored.file) for binding in plan.bindings.values() for stored in binding.stored})
@@ -140,7 +145,7 @@ def map_files(
                 host[name][index] = part
         if progress is not None:
             progress((index + 1) / layers.num_layers, f"layer {index + 1} of {layers.num_layers}")
-    return HostLayers(parts=host, files=tuple(files.values()))
+    return HostLayers(parts=host, files=tuple(files.values()), on_closed=on_closed)
 
 
 def full_name(index: int, part: str, tensor: str) -> str:
@@ -231,11 +236,12 @@ class StreamedModel:
             self._registration.close()
             self._registration = None
         if self._host is not None:
-            files = self._host.files
+            files, on_closed = self._host.files, self._host.on_closed
             self._streamers.clear()
             self._host = None
             for memory in files:
                 memory.close()
+            on_closed()
 
 
 def stream_model(

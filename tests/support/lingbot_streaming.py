@@ -21,7 +21,8 @@ from worldmodel.lingbot.layer_parts import is_streamed_name
 from worldmodel.lingbot.pipeline import Forward
 from worldmodel.lingbot.published import RANDOM_GAINS
 from worldmodel.lingbot.streamed_layers import LayerSource
-from worldmodel.lingbot.streaming import StreamRequest, stream_transformer
+from worldmodel.lingbot.streaming import stream_transformer
+from worldmodel.lingbot.streaming_cache import StreamRequest
 from worldmodel.lingbot.streaming_plan import DeviceNumbers
 from worldmodel.lingbot.transformer import LingBotTransformer, kv_geometry
 from worldmodel.lingbot.transformer_config import TransformerConfig

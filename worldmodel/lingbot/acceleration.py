@@ -16,7 +16,8 @@ from worldmodel.kernels.names import AttentionChoice, LayerOperations
 from worldmodel.lingbot.config import LingBotOptions
 from worldmodel.lingbot.fused_forward import FusedForward
 from worldmodel.lingbot.pipeline import Forward
-from worldmodel.lingbot.streaming import StreamRequest, stream_transformer
+from worldmodel.lingbot.streaming import stream_transformer
+from worldmodel.lingbot.streaming_cache import StreamRequest
 from worldmodel.lingbot.transformer import LingBotTransformer
 from worldmodel.lingbot.transformer_config import TransformerConfig
 from worldmodel.wan.acceleration import Acceleration, attention_backend, join, layer_operations

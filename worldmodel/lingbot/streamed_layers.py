@@ -65,6 +65,23 @@ class StreamedLayers:
         return self._layouts
 
     @property
+    def metadata(self) -> dict[str, str]:
+        """Return what decides the bytes of the layers besides the checkpoint.
+
+        Quantising is arithmetic, which torch and the device do. The model is not cut among ranks: there is one
+        tensor-parallel coordinate, and no layout that a sequence-parallel group depends on.
+        """
+        return {
+            "model": "lingbot_world_v2",
+            "precision": self._transformer.plan.name,
+            "form": "as written" if self._format is None else "fused",
+            "torch": str(torch.__version__),
+            "device": self._source.device.type,
+            "tensor_parallel": "0 of 1",
+            "sequence_parallel_layout": "whole",
+        }
+
+    @property
     def fused(self) -> tuple[FusedLayer, ...]:
         """The fused layers in order; empty where nothing is fused."""
         return tuple(self._fused[index] for index in sorted(self._fused))

@@ -7,6 +7,7 @@ stops the start or is replaced as `on_unavailable` says, and the description tha
 from __future__ import annotations
 
 import logging
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import torch
 
 from kvcache.spec import KVSpec
 from offload.cuda_runtime import LoadedCudaRuntime
-from offload.errors import OffloadError
+from offload.errors import CacheError, OffloadError, PlanRefused
 from offload.host_plan import HostKind, HostPlan, Recipe, plan_host_weights
 from offload.host_registration import RegistrationLimits
 from offload.layout import TensorSpec
@@ -30,29 +31,17 @@ from offload.streamed_model import (
     stream_model,
 )
 from worldmodel.adapter import ProgressFn
-from worldmodel.checkpoint.loading import Progress
 from worldmodel.errors import LoadFailed
 from worldmodel.kernels.fused_layer import FusedFormat, FusedLayer
 from worldmodel.lingbot.layer_parts import CAMERA, FORWARD, TEXT, PartWeights
-from worldmodel.lingbot.streamed_layers import LayerSource, StreamedLayers, stored_tensors
+from worldmodel.lingbot.streamed_layers import StreamedLayers, stored_tensors
+from worldmodel.lingbot.streaming_cache import StreamRequest, open_cache
 from worldmodel.lingbot.streaming_plan import DeviceNumbers, plan_layers
 from worldmodel.lingbot.transformer import LingBotTransformer
 from worldmodel.lingbot.weights import LoadedModel
 from worldmodel.messages import LoadStage, StartWorker
-from worldmodel.offload_settings import OffloadSettings
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StreamRequest:
-    """What streaming needs beside the transformer, whose layers have no linears yet."""
-
-    source: LayerSource
-    settings: OffloadSettings
-    numbers: DeviceNumbers
-    digest: str
-    progress: Progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -98,7 +87,7 @@ def stream_transformer(
     logger.info("weights: %s", residency.describe())
     try:
         plan = _plan_host(layers, residency, request)
-        host = _load_host(layers, residency, plan, request)
+        plan, host = _load_host(layers, residency, plan, request)
         wish = TransferWish(
             transfer=Transfer(settings.transfer),
             limits=RegistrationLimits(max_bytes=settings.registered_bytes, timeout_s=settings.registration_timeout_s),
@@ -111,6 +100,8 @@ def stream_transformer(
     transformer.weights = PartWeights(
         forward=model.weights(FORWARD), camera=model.weights(CAMERA), text=model.weights(TEXT)
     )
+    # At the latest when the interpreter ends: memory is unlocked before it is unmapped.
+    weakref.finalize(transformer, model.close)
     description = _describe(plan, model)
     logger.info("%s", description)
     return StreamedTransformer(model=model, fused=layers.fused, description=description)
@@ -142,13 +133,27 @@ def _plan_host(layers: StreamedLayers, residency: ResidencyPlan, request: Stream
     return plan
 
 
-def _load_host(layers: StreamedLayers, residency: ResidencyPlan, plan: HostPlan, request: StreamRequest) -> HostLayers:
+def _load_host(
+    layers: StreamedLayers, residency: ResidencyPlan, plan: HostPlan, request: StreamRequest
+) -> tuple[HostPlan, HostLayers]:
+    """Load or map the layers; the plan that comes back is the one that was carried out."""
     device, progress = request.source.device, request.progress
     match plan.kind:
         case HostKind.ORDINARY:
-            return make_ordinary(layers, residency, progress)
-        case HostKind.CHECKPOINT_MMAP | HostKind.RUNTIME_CACHE:
-            return map_files(layers, residency, plan, device, progress)
+            return plan, make_ordinary(layers, residency, progress)
+        case HostKind.CHECKPOINT_MMAP:
+            return plan, map_files(layers, residency, plan, device, progress)
+        case HostKind.RUNTIME_CACHE:
+            try:
+                cached = open_cache(layers, request)
+            except CacheError as error:
+                if not request.settings.falls_back:
+                    raise PlanRefused(f"host weights {request.settings.host!r}", str(error)) from error
+                logger.warning("host weights are ordinary memory: %s", error)
+                plan = HostPlan(kind=HostKind.ORDINARY, bindings={}, reasons=(str(error),))
+                return plan, make_ordinary(layers, residency, progress)
+            host = map_files(layers, residency, cached.plan, device, progress, on_closed=cached.entry.close)
+            return cached.plan, host
 
 
 def _describe(plan: HostPlan, model: StreamedModel) -> str:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
 from offload.errors import OffloadError
 from tests.support.lingbot_streaming import NUM_LAYERS, resident, rollout, streamed, write_checkpoint
+from tests.support.weight_cache import open_folder
 from worldmodel.checkpoint.stored_component import StoredComponent
 from worldmodel.errors import LoadFailed
 from worldmodel.lingbot.streaming_plan import DeviceNumbers
@@ -133,6 +137,88 @@ def test_a_checkpoint_that_cannot_be_mapped_stops_the_start_or_becomes_ordinary(
     assert_equal_bits(rollout(model, forward), expected["float32", precision, True])
 
 
+@pytest.fixture
+def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for the cache, on what passes for a disk."""
+    open_folder(tmp_path / "cache")
+    monkeypatch.setattr("worldmodel.lingbot.streaming_cache.CacheFolder", open_folder)
+    return tmp_path / "cache"
+
+
+def refuse(*_: object) -> None:
+    raise AssertionError("a layer was loaded the ordinary way")
+
+
+@pytest.mark.parametrize("form", [("bf16", True), ("fp8_kv", True)])
+def test_cached_weights_are_the_same_bits_and_skip_the_ordinary_load(
+    checkpoints: dict[str, StoredComponent],
+    expected: dict[tuple[str, str, bool], list[torch.Tensor]],
+    cache_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    form: tuple[str, bool],
+) -> None:
+    precision, is_fused = form
+    component = checkpoints["float32"]
+    wish = {"host": "runtime_cache", "cache_folder": str(cache_folder), "cache_validation": "full"}
+
+    model, forward, weights, _ = streamed(component, precision, settings(**wish, resident_bytes=10**9), is_fused=True)
+    assert_equal_bits(rollout(model, forward), expected["float32", precision, is_fused])
+    weights.close()
+
+    # Another budget finds the same entry.
+    monkeypatch.setattr("worldmodel.lingbot.streamed_layers.LayerSource.load", refuse)
+    model, forward, weights, description = streamed(
+        component, precision, settings(**wish, resident_bytes=600_000), is_fused=True
+    )
+    assert description.startswith("weights streamed from runtime_cache")
+    assert_equal_bits(rollout(model, forward), expected["float32", precision, is_fused])
+    weights.close()
+
+
+def test_a_checkpoint_that_was_written_again_is_another_entry(
+    checkpoints: dict[str, StoredComponent], cache_folder: Path
+) -> None:
+    component = checkpoints["bfloat16"]
+    wish = settings(host="runtime_cache", cache_folder=str(cache_folder))
+    streamed(component, "bf16", wish, is_fused=True)[2].close()
+    file = next(iter(component.tensors.values())).file
+    os.utime(file, ns=(0, file.stat().st_mtime_ns + 1))
+
+    streamed(component, "bf16", wish, is_fused=True)[2].close()
+
+    # The content is the same, so that there is still one entry.
+    assert len(list((cache_folder / "requests").iterdir())) == 2
+    assert len(list((cache_folder / "entries").iterdir())) == 1
+
+
+def test_a_cache_that_cannot_be_had_stops_the_start_or_becomes_ordinary(
+    checkpoints: dict[str, StoredComponent], tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    wish = {"host": "runtime_cache", "cache_folder": str(tmp_path / "file" / "cache")}
+
+    with pytest.raises(LoadFailed, match=r"host weights 'runtime_cache' can't be used: .* cannot be made"):
+        streamed(checkpoints["float32"], "fp32", settings(**wish), is_fused=False)
+    _, _, _, description = streamed(
+        checkpoints["float32"], "fp32", settings(**wish, on_unavailable="ordinary"), is_fused=False
+    )
+
+    assert "ordinary memory" in description
+    assert "cannot be made" in description
+
+
+def test_old_entries_make_room_but_never_the_one_in_use(
+    checkpoints: dict[str, StoredComponent], cache_folder: Path
+) -> None:
+    wish = {"host": "runtime_cache", "cache_folder": str(cache_folder)}
+    streamed(checkpoints["float32"], "fp32", settings(**wish), is_fused=False)[2].close()
+
+    weights = streamed(checkpoints["float32"], "fp8", settings(**wish, cache_max_bytes=0), is_fused=True)[2]
+
+    assert len(list((cache_folder / "entries").iterdir())) == 1
+    weights.close()
+
+
 def test_page_locking_needs_a_cuda_device_or_leave_to_stage(checkpoints: dict[str, StoredComponent]) -> None:
     component = checkpoints["float32"]
     wish = OffloadSettings(weights="streamed", transfer="registered")
@@ -175,7 +261,7 @@ def test_after_a_rolled_back_tick_the_next_one_is_right(
 
 
 def test_closed_weights_are_gone(checkpoints: dict[str, StoredComponent]) -> None:
-    _, _, weights, _ = streamed(
+    model, _, weights, _ = streamed(
         checkpoints["float32"], "fp32", settings(host="checkpoint_mmap", resident_bytes=600_000), is_fused=False
     )
     files = weights._host.files  # type: ignore[union-attr]
@@ -186,3 +272,15 @@ def test_closed_weights_are_gone(checkpoints: dict[str, StoredComponent]) -> Non
     for file in files:
         with pytest.raises(OffloadError, match="is closed"):
             _ = file.bytes
+    del model
+
+
+def test_weights_are_closed_with_their_model(checkpoints: dict[str, StoredComponent]) -> None:
+    model, forward, weights, _ = streamed(
+        checkpoints["float32"], "fp32", settings(resident_bytes=600_000), is_fused=False
+    )
+    closed: list[str] = []
+    weights._streamers["forward"].close = lambda: closed.append("forward")  # type: ignore[method-assign]
+    del model, forward
+    gc.collect()
+    assert closed == ["forward"]
