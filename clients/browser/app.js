@@ -5,17 +5,19 @@
  * boot -> loading -> chooser -> waiting -> world      a bookmark, or a first image named by the server, skips the chooser
  */
 
+import { listenToBar } from './bar.js';
 import { Chooser } from './chooser.js';
-import { Connection } from './connection.js';
+import { addressOf, Connection } from './connection.js';
 import { HeldActions, listenToGamepad, listenToKeyboard, listenToPad } from './controls.js';
-import { byId, make } from './dom.js';
-import { Hud } from './hud.js';
+import { byId } from './dom.js';
 import { ServerApi } from './info.js';
-import { Player } from './player.js';
+import { copyText } from './link_card.js';
+import { PromptBox } from './prompt_box.js';
 import * as protocol from './protocol.js';
 import * as sheets from './sheets.js';
 import * as stage from './stage.js';
-import { accessToken, loadStart, saveStart } from './store.js';
+import { accessToken, KeptStart, watchAddress } from './store.js';
+import { Viewer } from './viewer.js';
 import { endTitle, failText, startTitle } from './words.js';
 import { World } from './world.js';
 
@@ -25,24 +27,16 @@ const LINK_LOST = 'The server did not answer three times. Your world waits there
 /** Errors that concern one message only and need no sheet. */
 const QUIET_ERRORS = new Set(['duplicate', 'stale']);
 
-class App {
+export class App {
   constructor() {
     const token = accessToken();
     this.api = new ServerApi(token);
     this.isPaused = false;
-    this.lastStart = loadStart();
+    this.start = new KeptStart();
     this.playerFailures = 0;
     this.failure = /** @type {string | null} */ (null);
-    this.player = new Player({
-      video: byId('video'),
-      still: byId('still'),
-      onFrame: (shown) => this.onFrame(shown),
-      onArrival: (arrival) => this.world.arrived(arrival),
-      onError: (error) => this.onPlayerError(error),
-    });
     this.connection = new Connection({
-      url: `${location.protocol === 'https:' ? 'wss' : 'ws'}://${location.host}/v1/world`,
-      protocols: token === null ? [] : ['worldserve.v1', `worldserve.token.${token}`],
+      ...addressOf(token),
       handlers: {
         onState: (state, detail) => this.onLink(state, detail),
         onStarted: (started) => this.onStarted(started),
@@ -51,14 +45,22 @@ class App {
         resumePoint: () => this.world.resumePoint(),
       },
     });
-    this.hud = new Hud(() => ({
-      presentedFrames: this.player.presentedFrames,
-      bufferedMs: this.player.bufferedS * 1000,
-      roundTripMs: this.connection.roundTripMs,
-    }));
+    this.viewer = new Viewer({
+      connection: this.connection,
+      onFrame: (shown) => this.world.frameShown(shown),
+      onArrival: (arrival) => this.world.arrived(arrival),
+      onError: (error) => this.onPlayerError(error),
+      world: () => this.world,
+    });
+    this.player = this.viewer.player;
+    this.hud = this.viewer.hud;
     this.held = new HeldActions((actions) => {
       stage.lightKeys('held', actions);
       if (this.connection.state === 'live') this.world.steer(actions);
+    });
+    this.prompt = new PromptBox((prompt) => {
+      this.world.changePrompt(prompt);
+      this.viewer.focus();
     });
     this.world = new World({
       player: this.player,
@@ -67,8 +69,9 @@ class App {
       hud: this.hud,
       view: {
         onPicture: () => this.onPicture(),
-        onPrompt: () => this.showPrompt(),
+        onPrompt: () => this.prompt.show(this.world.prompt, this.world.isPromptPending),
         onApplied: (actions) => stage.lightKeys('applied', actions),
+        onPlace: (walk) => this.viewer.map.show(walk),
       },
     });
     this.chooser = new Chooser({ api: this.api, onBegin: (choice) => this.begin(choice) });
@@ -81,6 +84,7 @@ class App {
     sheets.showLink('Starting', 'busy');
     const info = await this.untilReady();
     if (info === null) return;
+    this.chooser.size = { width: info.width, height: info.height };
     byId('notice').textContent = info.notice;
     byId('notice').hidden = info.notice === '';
     this.chooser.offer(info.start_images);
@@ -109,6 +113,7 @@ class App {
   async untilReady() {
     try {
       return await this.api.untilReady((info) => {
+        this.viewer.info = info;
         if (info?.error) throw new Error(info.error);
         if (info?.ready) return;
         sheets.showLink('Loading', 'busy');
@@ -130,7 +135,7 @@ class App {
 
   /** @param {import('./chooser.js').Choice} choice */
   begin(choice) {
-    this.keepStart(protocol.startMessage(choice));
+    this.start.keep(protocol.startMessage({ ...choice, format: this.viewer.settings.values.format }));
     if (this.connection.state === 'live') {
       if (this.isPaused) this.togglePause();
       this.world.reset(choice);
@@ -139,26 +144,18 @@ class App {
     }
     this.forget();
     sheets.showWaiting('Opening your world', 'The first picture takes a moment.', () => this.leave());
-    this.connection.begin(this.lastStart);
-  }
-
-  /**
-   * Note how the world on screen can be started anew, also after a reload.
-   * @param {Record<string, unknown>} start
-   */
-  keepStart(start) {
-    this.lastStart = start;
-    saveStart(start);
+    this.connection.begin(this.start.message);
   }
 
   /** Whether keys steer at present. */
   get isSteering() {
-    return sheets.current() === 'world' && this.connection.state === 'live';
+    const isCovered = document.querySelector('dialog[open]') !== null;
+    return sheets.current() === 'world' && this.connection.state === 'live' && !isCovered;
   }
 
   backToWorld() {
     sheets.show('world');
-    byId('video').focus({ preventScroll: true });
+    this.viewer.focus();
     this.showLive();
   }
 
@@ -185,26 +182,17 @@ class App {
    * @param {import('./connection.js').LinkDetail} detail
    */
   onLink(state, detail) {
+    this.viewer.linkCard.note(state, detail);
     switch (state) {
-      case 'connecting':
-        sheets.showLink(detail.attempt ? 'Reconnecting' : 'Connecting', 'busy');
+      case 'queued': {
+        const title = detail.position === 1 ? 'You are next' : `Number ${detail.position} in the queue`;
+        sheets.showWaiting(title, 'All worlds are taken at the moment. Yours opens by itself.', () => this.leave());
         break;
-      case 'queued':
-        sheets.showLink('In the queue', 'busy');
-        sheets.showWaiting(
-          detail.position === 1 ? 'You are next' : `Number ${detail.position} in the queue`,
-          'All worlds are taken at the moment. Yours opens by itself.',
-          () => this.leave(),
-        );
-        break;
+      }
       case 'live':
         this.showLive();
         break;
-      case 'waiting':
-        sheets.showLink(`Link lost, again in ${(detail.delayMs ?? 0) / 1000} s`, 'busy');
-        break;
       case 'lost':
-        sheets.showLink('Link lost', 'bad');
         this.trouble('The link is lost', detail.error?.message ?? LINK_LOST, 'Reconnect');
         break;
       case 'ended':
@@ -236,7 +224,7 @@ class App {
       return;
     }
     const text = error?.message ?? 'The server closed the connection.';
-    if (hadWorld) this.keepPrompt();
+    if (hadWorld) this.start.keepPrompt(this.world.prompt);
     this.trouble(hadWorld ? endTitle(code) : startTitle(code), text, hadWorld ? 'Start it again' : 'Try again');
   }
 
@@ -246,9 +234,12 @@ class App {
    * @param {string} label  Of the button that tries again.
    */
   trouble(title, text, label) {
-    const choose = () => {
-      this.forget();
-      void this.boot();
+    const choose = {
+      label: 'Choose a world',
+      run: () => {
+        this.forget();
+        void this.boot();
+      },
     };
     sheets.showTrouble({ title, text, retry: { label, run: () => void this.tryAgain() }, choose });
   }
@@ -261,24 +252,19 @@ class App {
       return;
     }
     this.forget();
-    if (this.lastStart === null) {
+    if (this.start.message === null) {
       await this.boot();
       return;
     }
     if ((await this.untilReady()) === null) return;
     sheets.showWaiting('Opening your world', 'The first picture takes a moment.', () => this.leave());
-    this.connection.begin(this.lastStart);
+    this.connection.begin(this.start.message);
   }
 
   /** @param {import('./protocol.js').SessionStarted} started */
   onStarted(started) {
-    if (started.mime === null) {
-      this.trouble('No video', 'The server offers no format that this page can play.', 'Try again');
-      return;
-    }
-    byId('prompt').maxLength = started.limits.max_prompt_chars;
-    this.offerPrompts(started.prompts);
-    const isSameWorld = this.world.started(started, started.mime);
+    this.prompt.offer(started.prompts, started.limits.max_prompt_chars);
+    const isSameWorld = this.world.started(started);
     if (isSameWorld && sheets.current() !== 'chooser') this.backToWorld();
   }
 
@@ -313,20 +299,15 @@ class App {
       title: 'This run has stopped',
       text: failText(this.failure),
       retry: { label: 'Start it again', run: () => void this.restart() },
-      choose: () => this.leave(),
+      choose: { label: 'Choose a world', run: () => this.leave() },
     });
-  }
-
-  /** What starts anew goes on under the prompt it had last. */
-  keepPrompt() {
-    if (this.lastStart !== null) this.keepStart({ ...this.lastStart, prompt: this.world.prompt });
   }
 
   /** Begin a new run in the session that failed, once there is a model for it; a new session if its process has ended. */
   async restart() {
     if (this.failure === 'worker_unavailable') {
       this.failure = null;
-      this.keepPrompt();
+      this.start.keepPrompt(this.world.prompt);
       this.connection.suspend();
       this.world.letGo();
       await this.tryAgain();
@@ -339,12 +320,6 @@ class App {
   }
 
   // ---------------------------------------------------------------- media
-
-  /** @param {import('./player.js').ShownFrame} shown */
-  onFrame(shown) {
-    this.world.frameShown(shown);
-    stage.paintAmbient();
-  }
 
   onPicture() {
     this.playerFailures = 0;
@@ -390,92 +365,31 @@ class App {
     this.showLive();
   }
 
-  // ---------------------------------------------------------------- what the page shows
+  // ---------------------------------------------------------------- the bar and the keys
 
-  showPrompt() {
-    const { prompt, isPromptPending } = this.world;
-    const input = byId('prompt');
-    if (input.dataset.inForce !== prompt) {
-      input.dataset.inForce = prompt;
-      input.value = prompt;
-    }
-    byId('prompt-form').querySelector('.field').classList.toggle('pending', isPromptPending);
-    for (const chip of byId('prompts').children) chip.ariaPressed = String(chip.textContent === prompt);
-  }
-
-  /** @param {string[]} prompts */
-  offerPrompts(prompts) {
-    const chips = prompts.map((prompt) => {
-      const chip = make('button', { type: 'button', ariaPressed: String(prompt === this.world.prompt) }, prompt);
-      chip.addEventListener('click', () => {
-        this.world.changePrompt(prompt);
-        byId('video').focus({ preventScroll: true });
-      });
-      return chip;
-    });
-    byId('prompts').replaceChildren(...chips);
-  }
-
-  save() {
-    if (this.world.recorder.isEmpty) {
-      sheets.toast('Nothing has been played yet.');
-      return;
-    }
-    const url = URL.createObjectURL(this.world.recorder.toBlob());
-    make('a', { href: url, download: `${this.world.session?.session_id ?? 'world'}.mp4` }).click();
-    setTimeout(() => URL.revokeObjectURL(url), 10_000);
-  }
-
-  /** @param {boolean} shown */
-  showNumbers(shown) {
-    byId('hud').hidden = !shown;
-    byId('stats').ariaPressed = String(shown);
+  /** Copy the address at which others watch this world. */
+  async share() {
+    const token = this.world.session?.watch_token;
+    if (token === undefined) return;
+    await copyText(watchAddress(token), byId('share'));
+    sheets.toast('Whoever has the link can watch, and not steer.');
   }
 
   listen() {
     const isSteering = () => this.isSteering;
     listenToKeyboard(this.held, isSteering);
-    listenToGamepad(this.held, isSteering);
+    listenToGamepad(this.held, isSteering, () => sheets.toast('The gamepad steers.'));
     listenToPad(byId('pad-move'), this.held);
     listenToPad(byId('pad-look'), this.held);
-    byId('pause').addEventListener('click', () => this.togglePause());
-    byId('reset').addEventListener('click', () => this.reset());
-    byId('worlds').addEventListener('click', () => this.choose());
-    byId('save').addEventListener('click', () => this.save());
-    byId('close').addEventListener('click', () => this.leave());
-    document.querySelector('.actions')?.addEventListener('click', (event) => {
-      // After a click of the mouse the keys belong to the world again; a keyboard's focus stays where it is.
-      const isPointer = /** @type {MouseEvent} */ (event).detail > 0;
-      if (isPointer && this.isSteering) byId('video').focus({ preventScroll: true });
-    });
-    // A phone has no room for the numbers beside the picture; elsewhere the true rate is in sight from the start.
-    this.showNumbers(!window.matchMedia('(max-width: 720px)').matches);
-    byId('stats').addEventListener('click', () => {
-      this.showNumbers(byId('hud').hidden);
-    });
-    byId('prompt-form').addEventListener('submit', (/** @type {Event} */ event) => {
-      event.preventDefault();
-      this.world.changePrompt(byId('prompt').value.trim());
-      byId('video').focus({ preventScroll: true });
-    });
-    addEventListener('keydown', (event) => this.shortcut(event));
-    stage.watchIdle();
-  }
-
-  /** @param {KeyboardEvent} event */
-  shortcut(event) {
-    if (event.key === 'Escape' && document.activeElement === byId('prompt')) {
-      byId('prompt').value = this.world.prompt;
-      byId('video').focus({ preventScroll: true });
-    }
-    const isPlain = !event.ctrlKey && !event.metaKey && !event.altKey && !event.repeat;
-    if (!isPlain || !this.isSteering || (event.target instanceof HTMLElement && event.target.matches('input'))) return;
-    if (event.code === 'KeyP') this.togglePause();
-    if (event.code === 'KeyR') this.reset();
+    const actions = {
+      pause: () => this.togglePause(),
+      reset: () => this.reset(),
+      choose: () => this.choose(),
+      share: () => void this.share(),
+      save: () => this.viewer.save(this.world.recorder, this.world.session?.session_id ?? 'world'),
+      leave: () => this.leave(),
+      prompt: () => this.prompt.focus(),
+    };
+    listenToBar(actions, isSteering, () => this.viewer.focus());
   }
 }
-
-const app = new App();
-/** For a look from the console, and for tests. */
-window.worldserve = app;
-void app.boot();

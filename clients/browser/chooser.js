@@ -1,6 +1,7 @@
 'use strict';
 /** Where a world begins: the start images on offer, an image of one's own, and a prompt. */
 
+import { Cropper } from './crop.js';
 import { byId, make } from './dom.js';
 import { show, toast } from './sheets.js';
 
@@ -8,7 +9,7 @@ const UPLOAD_ICON = 'M12 16V5M7.5 9.5L12 5l4.5 4.5M5 19.5h14';
 
 /**
  * @typedef {{prompt: string, image: import('./protocol.js').ImageReference}} Choice
- * @typedef {{kind: 'offered', image: import('./info.js').StartImage} | {kind: 'own', file: File}} Picked
+ * @typedef {{kind: 'offered', image: import('./info.js').StartImage} | {kind: 'own', image: Blob}} Picked
  */
 
 export class Chooser {
@@ -18,12 +19,20 @@ export class Chooser {
    * @param {(choice: Choice) => void} options.onBegin
    */
   constructor({ api, onBegin }) {
+    /** Pixels of a first frame. */
+    this.size = { width: 0, height: 0 };
+    this._cropper = new Cropper();
     this._api = api;
     this._onBegin = onBegin;
     this._picked = /** @type {Picked | null} */ (null);
     this._ownUrl = '';
     this._tiles = /** @type {HTMLButtonElement[]} */ ([]);
-    byId('upload').addEventListener('change', () => this._takeFile(byId('upload').files[0]));
+    byId('upload').addEventListener('change', () => {
+      const [file] = byId('upload').files;
+      // The same file can be chosen again.
+      byId('upload').value = '';
+      void this._takeFile(file);
+    });
     byId('chooser-form').addEventListener('submit', (/** @type {Event} */ event) => {
       event.preventDefault();
       void this._begin();
@@ -33,7 +42,7 @@ export class Chooser {
     sheet.addEventListener('dragover', (/** @type {Event} */ event) => event.preventDefault());
     sheet.addEventListener('drop', (/** @type {DragEvent} */ event) => {
       event.preventDefault();
-      this._takeFile(event.dataTransfer?.files[0]);
+      void this._takeFile(event.dataTransfer?.files[0]);
     });
   }
 
@@ -80,14 +89,25 @@ export class Chooser {
   }
 
   /** @param {File | undefined} file */
-  _takeFile(file) {
+  async _takeFile(file) {
     if (file === undefined) return;
+    const picture = await createImageBitmap(file).catch(() => null);
+    if (picture === null) {
+      toast(`${file.name} is no picture that this browser can read.`, 'bad');
+      return;
+    }
+    const image = await this._cropper.ask(picture, this.size);
+    if (image !== null) this._takeImage(image);
+  }
+
+  /** @param {Blob} image */
+  _takeImage(image) {
     URL.revokeObjectURL(this._ownUrl);
-    this._ownUrl = URL.createObjectURL(file);
+    this._ownUrl = URL.createObjectURL(image);
     const own = this._tiles[this._tiles.length - 1];
     own.querySelector('img')?.remove();
     own.prepend(make('img', { src: this._ownUrl, alt: '' }));
-    this._pick(this._tiles.length - 1, { kind: 'own', file });
+    this._pick(this._tiles.length - 1, { kind: 'own', image });
     byId('chooser-prompt').select();
     byId('chooser-prompt').focus();
   }
@@ -115,7 +135,7 @@ export class Chooser {
     }
     byId('begin').disabled = true;
     try {
-      const image = picked.kind === 'own' ? { upload_id: await this._api.upload(picked.file) } : { name: picked.image.name };
+      const image = picked.kind === 'own' ? { upload_id: await this._api.upload(picked.image) } : { name: picked.image.name };
       this._onBegin({ prompt, image });
     } catch (error) {
       toast(`The image was not taken: ${error instanceof Error ? error.message : error}`, 'bad');

@@ -17,7 +17,7 @@ import { closeMessage, parseFrame, pingMessage, resumeMessage } from './protocol
  *
  * @typedef {object} LinkHandlers
  * @property {(state: LinkState, detail: LinkDetail) => void} onState
- * @property {(started: import('./protocol.js').SessionStarted) => void} onStarted
+ * @property {(started: any) => void} onStarted  `session.started`, or `session.watching` of a spectator.
  * @property {(message: Record<string, any>) => void} onMessage  Every other text message, errors included.
  * @property {(header: import('./protocol.js').ChunkHeader, payload: Uint8Array) => void} onChunk
  * @property {() => {token: string, lastChunkIndex: number} | null} resumePoint  Where to go on, or null: no session yet.
@@ -31,6 +31,17 @@ const CLOSED_NORMALLY = 1000;
 const CLOSED_BY_POLICY = 1008;
 /** From the range for applications (RFC 6455, 7.4.2): the page means to come back. */
 const ABANDONED = 4000;
+
+/**
+ * Where the socket of a session is, and what it says to get in.
+ * @param {string | null} accessToken
+ */
+export function addressOf(accessToken) {
+  return {
+    url: `${location.protocol === 'https:' ? 'wss' : 'ws'}://${location.host}/v1/world`,
+    protocols: accessToken === null ? [] : ['worldserve.v1', `worldserve.token.${accessToken}`],
+  };
+}
 
 export class Connection {
   /**
@@ -152,9 +163,11 @@ export class Connection {
     const message = JSON.parse(data);
     switch (message.type) {
       case 'session.started':
+      case 'session.watching':
         this._failures = 0;
         this._become('live', {});
         this._handlers.onStarted(message);
+        this._ping(socket);
         break;
       case 'session.queued':
         this._become('queued', { position: message.position });

@@ -210,8 +210,9 @@ function isWithin(event, box) {
  * Read the first gamepad once per animation frame while one is connected: left stick and cross move, right stick looks.
  * @param {HeldActions} held
  * @param {() => boolean} isSteering
+ * @param {() => void} onFound  A gamepad is there.
  */
-export function listenToGamepad(held, isSteering) {
+export function listenToGamepad(held, isSteering, onFound) {
   let isPolling = false;
   const poll = () => {
     const gamepad = navigator.getGamepads().find((candidate) => candidate !== null);
@@ -226,6 +227,7 @@ export function listenToGamepad(held, isSteering) {
   addEventListener('gamepadconnected', () => {
     if (isPolling) return;
     isPolling = true;
+    onFound();
     poll();
   });
 }

@@ -8,7 +8,7 @@ const KEEP_LATENCIES = 100;
 const KEEP_CHUNKS = 5;
 const DRAW_EVERY_MS = 500;
 /** Stages in the order of `timings_ms`; waiting in the queue is not making. */
-const STAGES = ['denoise', 'commit', 'decode', 'transfer', 'encode'];
+const STAGES = /** @type {const} */ (['denoise', 'commit', 'decode', 'transfer', 'encode']);
 
 /**
  * The value below which a share of the values lies (nearest rank).
@@ -51,7 +51,7 @@ export class Hud {
     this._read = read;
     this._rate = new FrameRate();
     this._latenciesMs = /** @type {number[]} */ ([]);
-    this._chunks = /** @type {Record<string, number>[]} */ ([]);
+    this._chunks = /** @type {import('./wire.d.ts').ChunkTimings[]} */ ([]);
     this._place = '–';
     this._bar = STAGES.map((stage) => make('i', { title: stage }));
     byId('hud-bar').append(...this._bar);
@@ -68,9 +68,9 @@ export class Hud {
     };
   }
 
-  /** @param {Record<string, number> | null} timings */
-  chunk(timings) {
-    if (timings !== null) this._chunks = [...this._chunks, timings].slice(-KEEP_CHUNKS);
+  /** @param {import('./protocol.js').ChunkHeader} header */
+  chunk({ timings_ms: timings }) {
+    if (timings) this._chunks = [...this._chunks, timings].slice(-KEEP_CHUNKS);
   }
 
   /** @param {number} latencyMs  From a key to the first frame that shows it. */
@@ -94,9 +94,9 @@ export class Hud {
   _draw() {
     const { presentedFrames, bufferedMs, roundTripMs } = this._read();
     this._rate.sample(performance.now(), presentedFrames);
-    if (byId('hud').hidden) return;
     const { fps, p50Ms, p95Ms, chunkMs } = this.figures;
     write('hud-fps', fps, 1);
+    if (!byId('hud').open) return;
     write('hud-chunk', chunkMs);
     write('hud-buffer', bufferedMs);
     write('hud-p50', p50Ms);

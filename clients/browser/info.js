@@ -2,17 +2,8 @@
 /**
  * What the server says of itself over HTTP: load stages, start images, the notice; and uploads.
  *
- * @typedef {{name: string, prompt: string, url: string}} StartImage
- * @typedef {object} ServerInfo
- * @property {boolean} ready
- * @property {string} status       `loading`, `ready`, `restarting`, `failed` or `stopped`.
- * @property {string | null} reason    Why it is not ready, now.
- * @property {{stage: string, fraction: number, detail: string}} load
- * @property {string | null} error     Why the model can't be served, if so.
- * @property {string} notice
- * @property {StartImage[]} start_images
- * @property {string | null} begin_image   The start image to begin with at once.
- * @property {string[]} prompts
+ * @typedef {import('./wire.d.ts').StartImage} StartImage
+ * @typedef {import('./wire.d.ts').ServerInfo} ServerInfo
  */
 
 const POLL_EVERY_MS = 500;
@@ -61,12 +52,12 @@ export class ServerApi {
 
   /**
    * Send a start image. Returns its upload id.
-   * @param {File} file
+   * @param {Blob} image
    * @returns {Promise<string>}
    */
-  async upload(file) {
+  async upload(image) {
     const body = new FormData();
-    body.append('image', file);
+    body.append('image', image, 'first-frame');
     const response = await this._fetch('/v1/uploads', { method: 'POST', body });
     return (await response.json()).upload_id;
   }

@@ -1,62 +1,27 @@
 'use strict';
 /**
- * Plays chunks as they arrive: Media Source Extensions, the place of each chunk on the element's clock, the distance to the
- * live edge, and who has been shown when. It knows no session rules and no keys.
+ * Plays fragments through Media Source Extensions: the place of each chunk on the element's clock, and the distance to the
+ * live edge. It knows no session rules and no keys.
  *
  * An epoch restarts its own clock at zero; `timestampOffset` puts it behind what is already buffered, so the picture goes on
  * without a gap. Only a broken media source is built anew, behind a still of the last frame.
- *
- * @typedef {object} Segment
- * @property {number} epoch
- * @property {number} run
- * @property {number} chunkIndex
- * @property {number} startS      On the element's clock.
- * @property {number} endS
- * @property {number} numFrames
- *
- * @typedef {object} ShownFrame
- * @property {Segment} segment
- * @property {number} frame          Media frame inside the chunk.
- * @property {boolean} isFirstOfChunk  First report of this chunk.
- * @property {number} shownMs        `performance.now()` clock.
- *
- * @typedef {object} Arrival
- * @property {Uint8Array} bytes
- * @property {import('./protocol.js').ChunkHeader} header
- * @property {number | null} slackS  Media that was left to show; null for the first chunk of a media source.
- * @property {number} chunkS         Length of the chunk.
  */
 
 const KEEP_BEHIND_S = 10;
 const KEEP_BEHIND_WHEN_FULL_S = 1;
-/** Chunks waiting beyond what the server may be ahead, above which playback hurries, or jumps. */
-const HURRY_BEYOND_CHUNKS = 0.5;
-const JUMP_BEYOND_CHUNKS = 2;
-const HURRY_RATE = 1.08;
-const SLOWEST_RATE = 0.6;
-const RATE_STEP = 0.05;
-/** Seconds left when a chunk arrives: below the first, slow down a little; above the second, speed up again. */
-const TIGHT_S = 0.06;
-const ROOMY_S = 0.3;
 const WATCH_EVERY_MS = 250;
 
-export class Player {
+export class SourcePlayer {
   /**
-   * @param {object} options
-   * @param {HTMLVideoElement} options.video
-   * @param {HTMLCanvasElement} options.still   Lies over the video; shows the last frame while the source is replaced.
-   * @param {(shown: ShownFrame) => void} options.onFrame
-   * @param {(arrival: Arrival) => void} options.onArrival  The browser took a chunk.
-   * @param {(error: Error) => void} options.onError
+   * @param {HTMLVideoElement} video
+   * @param {import('./screen.js').PlayerParts} parts
    */
-  constructor({ video, still, onFrame, onArrival, onError }) {
-    /** Chunks the server may be ahead of the one on screen. */
-    this.leadChunks = 1;
-    this.segments = /** @type {Segment[]} */ ([]);
+  constructor(video, { timeline, cover, uncover, onArrival, onError }) {
     this.presentedFrames = 0;
     this._video = video;
-    this._still = still;
-    this._onFrame = onFrame;
+    this._timeline = timeline;
+    this._cover = cover;
+    this._uncover = uncover;
     this._onArrival = onArrival;
     this._onError = onError;
     this._mime = '';
@@ -64,10 +29,8 @@ export class Player {
     this._buffer = /** @type {SourceBuffer | null} */ (null);
     this._jobs = /** @type {Job[]} */ ([]);
     this._offsetS = 0;
-    this._shownKey = '';
     this._lastFrameMs = 0;
     this._isHeld = false;
-    this._steadyRate = 1;
     video.muted = true;
     video.addEventListener('error', () => {
       this._fail(new Error(`the browser could not decode the video: ${video.error?.message}`));
@@ -79,18 +42,30 @@ export class Player {
     this._requestFrame();
   }
 
-  /** Seconds of media ahead of the frame on screen. */
+  get surface() {
+    return this._video;
+  }
+
+  /** Width 0: there is no picture yet. */
+  get pictureSize() {
+    const isThere = this._video.readyState >= HTMLMediaElement.HAVE_CURRENT_DATA;
+    return { width: isThere ? this._video.videoWidth : 0, height: this._video.videoHeight };
+  }
+
+  get positionS() {
+    return this._video.currentTime;
+  }
+
   get bufferedS() {
     const end = this._bufferedEnd();
     return end === null ? 0 : Math.max(0, end - this._video.currentTime);
   }
 
   /**
-   * Begin an epoch: its init segment follows, and its clock starts at zero.
-   * @param {string} mime
-   * @param {boolean} keepPicture  Whether what is buffered belongs to the same world and plays on.
+   * @param {{mime: string}} started
+   * @param {boolean} keepPicture
    */
-  beginEpoch(mime, keepPicture) {
+  beginEpoch({ mime }, keepPicture) {
     const isUsable = this._source?.readyState === 'open' && this._video.error === null;
     if (keepPicture && isUsable && mime === this._mime) {
       this._jobs.push({ kind: 'rebase' });
@@ -109,33 +84,28 @@ export class Player {
   /**
    * @param {Uint8Array} bytes
    * @param {import('./protocol.js').ChunkHeader} header
-   * @param {boolean} jump  Show this chunk as soon as it is there, whatever is still queued before it.
+   * @param {boolean} jump
    */
   appendChunk(bytes, header, jump) {
     this._jobs.push({ kind: 'append', bytes, header, jump });
     this._work();
   }
 
-  /**
-   * Freeze the picture, or go on.
-   * @param {boolean} isHeld
-   */
+  /** @param {boolean} isHeld */
   hold(isHeld) {
     this._isHeld = isHeld;
     if (isHeld) this._video.pause();
     else this._play();
   }
 
-  /** Forget all media but leave the last frame standing. */
   stop() {
-    this._freeze();
+    this._cover();
     this._dispose();
   }
 
   /** @param {string} mime */
   _rebuild(mime) {
-    this._freeze();
-    this._dispose();
+    this.stop();
     const Source = window.ManagedMediaSource ?? window.MediaSource;
     if (Source === undefined || !Source.isTypeSupported(mime)) {
       this._fail(new Error(`this browser cannot play ${mime}`));
@@ -160,24 +130,13 @@ export class Player {
     this._jobs = [];
     this._source = null;
     this._buffer = null;
-    this.segments = [];
+    this._timeline.clear();
     this._offsetS = 0;
-    this._shownKey = '';
-    this._steadyRate = 1;
     if (this._video.src !== '') {
       URL.revokeObjectURL(this._video.src);
       this._video.removeAttribute('src');
       this._video.load();
     }
-  }
-
-  _freeze() {
-    const { videoWidth: width, videoHeight: height } = this._video;
-    if (width === 0 || this._video.readyState < HTMLMediaElement.HAVE_CURRENT_DATA) return;
-    this._still.width = width;
-    this._still.height = height;
-    this._still.getContext('2d')?.drawImage(this._video, 0, 0);
-    this._still.hidden = false;
   }
 
   /** Do queued jobs until the source buffer is busy. */
@@ -246,49 +205,36 @@ export class Player {
   _placed(bytes, header, jump) {
     const startS = this._offsetS + header.pts / header.timescale;
     const endS = this._bufferedEnd() ?? startS;
-    const chunkIndex = /** @type {number} */ (header.chunk_index);
-    const { epoch, run, num_frames: numFrames } = header;
     const video = this._video;
-    const isFirst = this.segments.length === 0;
-    this.segments.push({ epoch, run, chunkIndex, startS, endS, numFrames });
+    const isFirst = this._timeline.newest === undefined;
+    this._timeline.add(header, startS, endS);
     if (jump && startS > video.currentTime) video.currentTime = startS;
     const slackS = isFirst ? null : startS - video.currentTime;
-    if (slackS !== null) this._steady(slackS, endS - startS);
+    if (slackS !== null) {
+      const { rate, isFarBehind } = this._timeline.pace(slackS, endS - startS);
+      if (isFarBehind) this._catchUp();
+      video.playbackRate = rate;
+    }
     this._onArrival({ bytes, header, slackS, chunkS: endS - startS });
     if (!this._isHeld) this._play();
     const keepFromS = video.currentTime - KEEP_BEHIND_S;
     const oldest = this._buffer?.buffered;
     if (oldest !== undefined && oldest.length > 0 && oldest.start(0) < keepFromS - 1) {
       this._jobs.splice(1, 0, { kind: 'remove', endS: keepFromS });
-      this.segments = this.segments.filter((segment) => segment.endS > keepFromS);
+      this._timeline.forgetBefore(keepFromS);
     }
-  }
-
-  /**
-   * Choose the playback rate. A world made slower than real time plays a little slower instead of stopping at each chunk.
-   * @param {number} slackS   Media that was left when the chunk arrived.
-   * @param {number} chunkS
-   */
-  _steady(slackS, chunkS) {
-    if (slackS < TIGHT_S) this._steadyRate = Math.max(SLOWEST_RATE, this._steadyRate - RATE_STEP);
-    else if (slackS > ROOMY_S) this._steadyRate = Math.min(1, this._steadyRate + RATE_STEP);
-    const beyondS = slackS - (this.leadChunks + 1) * chunkS;
-    if (beyondS > JUMP_BEYOND_CHUNKS * chunkS) this._catchUp();
-    this._video.playbackRate = beyondS > HURRY_BEYOND_CHUNKS * chunkS ? HURRY_RATE : this._steadyRate;
   }
 
   /** Go to the newest whole chunk if more than that is waiting. */
   _catchUp() {
     if (this._isHeld) return;
-    const newest = this.segments.at(-1);
-    if (newest !== undefined && newest.startS - this._video.currentTime > newest.endS - newest.startS) {
-      this._video.currentTime = newest.startS;
-    }
+    const edgeS = this._timeline.liveEdge(this._video.currentTime);
+    if (edgeS !== null) this._video.currentTime = edgeS;
     this._play();
   }
 
   _play() {
-    if (!this._video.paused || this.segments.length === 0) return;
+    if (!this._video.paused || this._timeline.newest === undefined) return;
     this._video.play().catch((/** @type {DOMException} */ error) => {
       if (error.name !== 'AbortError') this._fail(error);
     });
@@ -302,7 +248,9 @@ export class Player {
     const startS = buffered.start(buffered.length - 1);
     const isBeforeBuffer = video.currentTime < startS && video.readyState < HTMLMediaElement.HAVE_FUTURE_DATA;
     if (isBeforeBuffer && !video.seeking) video.currentTime = startS;
-    if (performance.now() - this._lastFrameMs > 2 * WATCH_EVERY_MS) this._shown(video.currentTime, performance.now());
+    if (performance.now() - this._lastFrameMs > 2 * WATCH_EVERY_MS) {
+      this._timeline.shown(video.currentTime, performance.now());
+    }
   }
 
   _requestFrame() {
@@ -311,7 +259,7 @@ export class Player {
       requestAnimationFrame((now) => {
         if (video.readyState >= HTMLMediaElement.HAVE_CURRENT_DATA) {
           this.presentedFrames = video.getVideoPlaybackQuality().totalVideoFrames;
-          this._shown(video.currentTime, now);
+          this._timeline.shown(video.currentTime, now);
         }
         this._requestFrame();
       });
@@ -320,25 +268,10 @@ export class Player {
     video.requestVideoFrameCallback((now, frame) => {
       this.presentedFrames = frame.presentedFrames;
       this._lastFrameMs = performance.now();
-      this._still.hidden = true;
-      this._shown(frame.mediaTime, now);
+      this._uncover();
+      this._timeline.shown(frame.mediaTime, now);
       this._requestFrame();
     });
-  }
-
-  /**
-   * @param {number} mediaS
-   * @param {number} shownMs
-   */
-  _shown(mediaS, shownMs) {
-    const segment = this.segments.findLast((candidate) => candidate.startS <= mediaS + 0.002);
-    if (segment === undefined) return;
-    const frameS = (segment.endS - segment.startS) / segment.numFrames;
-    const frame = Math.min(segment.numFrames - 1, Math.floor((mediaS - segment.startS + 0.002) / frameS));
-    const key = `${segment.epoch}/${segment.run}/${segment.chunkIndex}`;
-    const isFirstOfChunk = key !== this._shownKey;
-    this._shownKey = key;
-    this._onFrame({ segment, frame, isFirstOfChunk, shownMs });
   }
 
   /** @returns {number | null} */

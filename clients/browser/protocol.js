@@ -8,6 +8,7 @@
  *
  * @typedef {import('./wire.d.ts').ChunkHeader} ChunkHeader
  * @typedef {import('./wire.d.ts').SessionStarted} SessionStarted
+ * @typedef {import('./wire.d.ts').SessionWatching} SessionWatching
  * @typedef {import('./wire.d.ts').SessionStart['image']} ImageReference
  * @typedef {{actions: string[], client_ts_ms: number}} Transition
  */
@@ -42,10 +43,10 @@ export function parseFrame(frame) {
 
 /**
  * Start a new session.
- * @param {{prompt: string, image: ImageReference, seed?: number}} wish
+ * @param {{prompt: string, image: ImageReference, format: import('./wire.d.ts').StreamFormat, seed?: number}} wish
  */
-export function startMessage({ prompt, image, seed }) {
-  const message = { type: 'session.start', protocol: PROTOCOL_VERSION, prompt, image, format: 'fmp4', pacing: 'playback' };
+export function startMessage({ prompt, image, format, seed }) {
+  const message = { type: 'session.start', protocol: PROTOCOL_VERSION, prompt, image, format, pacing: 'playback' };
   return seed === undefined ? message : { ...message, seed };
 }
 
@@ -61,6 +62,14 @@ export function resumeMessage(resumeToken, lastChunkIndex) {
     resume_token: resumeToken,
     last_chunk_index: lastChunkIndex,
   };
+}
+
+/**
+ * Watch somebody's session.
+ * @param {string} watchToken
+ */
+export function watchMessage(watchToken) {
+  return { type: 'session.watch', protocol: PROTOCOL_VERSION, watch_token: watchToken };
 }
 
 /**

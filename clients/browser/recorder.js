@@ -1,8 +1,12 @@
 'use strict';
 /**
  * Keeps what was received as one playable MP4: an init segment and the newest fragments up to a byte cap. Each epoch's
- * fragments start at zero on the wire, so their `tfdt` is rewritten to one continuous clock.
+ * fragments start at zero on the wire, so their `tfdt` is rewritten to one continuous clock. Chunks without a container
+ * become fragments here.
  */
+
+import { cutUnits, NAL_PPS, NAL_SPS, nalsOf, nalType } from './annexb.js';
+import { initSegment, mediaFragment } from './mp4.js';
 
 const DEFAULT_CAP_BYTES = 256 * 1024 * 1024;
 const CONTAINERS = new Set(['moof', 'traf']);
@@ -47,6 +51,29 @@ export class Recorder {
       this._fragments[this._firstFragment] = { bytes: new Uint8Array(0), duration: 0 };
       this._firstFragment += 1;
     }
+  }
+
+  /**
+   * A chunk as it came, in the format of its session.
+   * @param {Uint8Array} bytes
+   * @param {import('./protocol.js').ChunkHeader} header
+   * @param {{format: string, fps: number, width: number, height: number}} session
+   */
+  chunk(bytes, header, { format, fps, width, height }) {
+    const { timescale, num_frames: numFrames, sizes } = header;
+    const frameDuration = timescale / fps;
+    if (format === 'fmp4') {
+      this.fragment(bytes, numFrames * frameDuration);
+      return;
+    }
+    const samples = cutUnits(bytes, sizes).map(nalsOf);
+    if (this._init === null) {
+      const sps = samples[0].find((nal) => nalType(nal) === NAL_SPS);
+      const pps = samples[0].find((nal) => nalType(nal) === NAL_PPS);
+      if (sps === undefined || pps === undefined) throw new Error('a chunk whose first frame has no SPS and PPS');
+      this._init = initSegment({ sps, pps, width, height, timescale });
+    }
+    this.fragment(mediaFragment(samples, frameDuration), numFrames * frameDuration);
   }
 
   /** Whether there is anything to save. */

@@ -65,19 +65,19 @@ export function showWaiting(title, text, cancel) {
  * @param {object} trouble
  * @param {string} trouble.title
  * @param {string} trouble.text
- * @param {{label: string, run: () => void} | null} trouble.retry
- * @param {(() => void) | null} trouble.choose
+ * @param {{label: string, run: () => void}} trouble.retry
+ * @param {{label: string, run: () => void} | null} trouble.choose
  */
 export function showTrouble({ title, text, retry, choose }) {
   byId('trouble-title').textContent = title;
   byId('trouble-text').textContent = text;
-  byId('trouble-retry').hidden = retry === null;
-  byId('trouble-retry').textContent = retry?.label ?? '';
-  byId('trouble-retry').onclick = retry?.run ?? null;
+  byId('trouble-retry').textContent = retry.label;
+  byId('trouble-retry').onclick = retry.run;
   byId('trouble-new').hidden = choose === null;
-  byId('trouble-new').onclick = choose;
+  byId('trouble-new').textContent = choose?.label ?? '';
+  byId('trouble-new').onclick = choose?.run ?? null;
   show('trouble');
-  byId(retry === null ? 'trouble-new' : 'trouble-retry').focus();
+  byId('trouble-retry').focus();
 }
 
 let toastTimer = 0;

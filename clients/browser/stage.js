@@ -8,13 +8,16 @@ const AMBIENT_EVERY_FRAMES = 3;
 
 let framesSinceAmbient = 0;
 
-/** Let the picture's colours reach around it, from a handful of pixels; a few times a second are enough. */
-export function paintAmbient() {
+/**
+ * Let the picture's colours reach around it, from a handful of pixels; a few times a second are enough.
+ * @param {HTMLVideoElement | HTMLCanvasElement} surface
+ */
+export function paintAmbient(surface) {
   framesSinceAmbient += 1;
   if (framesSinceAmbient < AMBIENT_EVERY_FRAMES) return;
   framesSinceAmbient = 0;
   const canvas = byId('ambient');
-  canvas.getContext('2d').drawImage(byId('video'), 0, 0, canvas.width, canvas.height);
+  canvas.getContext('2d').drawImage(surface, 0, 0, canvas.width, canvas.height);
 }
 
 /**

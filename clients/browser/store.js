@@ -1,7 +1,7 @@
 'use strict';
 /**
- * What outlives a reload of the page, kept per tab: how to resume the session or start it anew, and the token of a
- * protected server.
+ * What outlives a reload of the page. Per tab: how to resume the session or start it anew, and the token of a protected
+ * server. For good: what the visitor likes.
  *
  * @typedef {object} Bookmark
  * @property {string} token         Resume token.
@@ -9,11 +9,19 @@
  * @property {number} run
  * @property {number} shownChunk    Last chunk of the run whose first frame was on screen, -1 for none.
  * @property {number} nextEventId   Smallest event id not used yet.
+ *
+ * @typedef {object} Preferences
+ * @property {'system' | 'dark' | 'light'} theme
+ * @property {'fmp4' | 'h264'} format   Of new sessions.
+ * @property {boolean} keys             Whether the key overlay, the map and the numbers are there.
+ * @property {boolean} map
+ * @property {boolean} numbers
  */
 
 const BOOKMARK = 'worldserve.session';
 const START = 'worldserve.start';
 const ACCESS = 'worldserve.token';
+const PREFERENCES = 'worldserve.preferences';
 
 /** @returns {Bookmark | null} */
 export function loadBookmark() {
@@ -30,15 +38,56 @@ export function clearBookmark() {
   sessionStorage.removeItem(BOOKMARK);
 }
 
-/** @returns {Record<string, unknown> | null}  The message that started the last world. */
-export function loadStart() {
-  const text = sessionStorage.getItem(START);
-  return text === null ? null : JSON.parse(text);
+/** The message that can start the world on screen anew, also after a reload. */
+export class KeptStart {
+  constructor() {
+    const text = sessionStorage.getItem(START);
+    this.message = /** @type {Record<string, unknown> | null} */ (text === null ? null : JSON.parse(text));
+  }
+
+  /** @param {Record<string, unknown>} message */
+  keep(message) {
+    this.message = message;
+    sessionStorage.setItem(START, JSON.stringify(message));
+  }
+
+  /**
+   * What starts anew goes on under the prompt it had last.
+   * @param {string} prompt
+   */
+  keepPrompt(prompt) {
+    if (this.message !== null) this.keep({ ...this.message, prompt });
+  }
 }
 
-/** @param {Record<string, unknown>} start */
-export function saveStart(start) {
-  sessionStorage.setItem(START, JSON.stringify(start));
+/**
+ * @param {Preferences} defaults
+ * @returns {Preferences}
+ */
+export function loadPreferences(defaults) {
+  const text = localStorage.getItem(PREFERENCES);
+  return text === null ? defaults : { ...defaults, ...JSON.parse(text) };
+}
+
+/** @param {Preferences} preferences */
+export function savePreferences(preferences) {
+  localStorage.setItem(PREFERENCES, JSON.stringify(preferences));
+}
+
+/**
+ * Watch token from `#watch=...`, which stays in the address: it is what the visitor was given. Null: there is none.
+ * @returns {string | null}
+ */
+export function watchToken() {
+  return new URLSearchParams(location.hash.slice(1)).get('watch');
+}
+
+/**
+ * Address at which others watch.
+ * @param {string} token  Watch token.
+ */
+export function watchAddress(token) {
+  return `${location.origin}${location.pathname}#${new URLSearchParams({ watch: token })}`;
 }
 
 /**
@@ -46,10 +95,13 @@ export function saveStart(start) {
  * @returns {string | null}
  */
 export function accessToken() {
-  const given = new URLSearchParams(location.hash.slice(1)).get('token');
+  const fragment = new URLSearchParams(location.hash.slice(1));
+  const given = fragment.get('token');
   if (given !== null) {
     sessionStorage.setItem(ACCESS, given);
-    history.replaceState(null, '', location.pathname + location.search);
+    fragment.delete('token');
+    const rest = fragment.toString();
+    history.replaceState(null, '', location.pathname + location.search + (rest === '' ? '' : `#${rest}`));
   }
   return sessionStorage.getItem(ACCESS);
 }

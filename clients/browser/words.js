@@ -1,5 +1,43 @@
 'use strict';
-/** Error codes of the server in words for people. */
+/** States and error codes of the server in words for people. */
+
+/**
+ * What a spectator is told of the world.
+ * @param {import('./wire.d.ts').SessionState} state
+ */
+export function stateText(state) {
+  switch (state) {
+    case 'active':
+      return 'Watching';
+    case 'paused':
+      return 'Paused';
+    case 'parked':
+      return 'Nobody steers';
+    case 'resetting':
+      return 'Starting over';
+    case 'failed':
+      return 'Stopped';
+    default:
+      return 'Ending';
+  }
+}
+
+/**
+ * Why there is nothing to watch.
+ * @param {string} code
+ */
+export function watchTitle(code) {
+  switch (code) {
+    case 'bad_watch_token':
+      return 'This world is gone';
+    case 'too_many_watchers':
+      return 'Too many are watching';
+    case 'player':
+      return 'The video cannot be shown';
+    default:
+      return 'Nothing to watch';
+  }
+}
 
 /**
  * Why a world did not open.

@@ -7,6 +7,7 @@
  * @property {() => void} onPicture        A first frame is on screen.
  * @property {() => void} onPrompt         The prompt, or what is pending of it, changed.
  * @property {(actions: string[]) => void} onApplied  Actions in force in the frame on screen.
+ * @property {(walk: Walk) => void} onPlace        The camera moved, or stands at the start again.
  */
 
 import { actionsAt, AppliedTracker } from './applied.js';
@@ -15,11 +16,12 @@ import { ReportDelay } from './pacing.js';
 import * as protocol from './protocol.js';
 import { Recorder } from './recorder.js';
 import { clearBookmark, loadBookmark, saveBookmark } from './store.js';
+import { Walk } from './walk.js';
 
 export class World {
   /**
    * @param {object} parts
-   * @param {import('./player.js').Player} parts.player
+   * @param {import('./screen.js').Screen} parts.player
    * @param {(message: object) => boolean} parts.send   Returns whether the message left the page.
    * @param {() => string[]} parts.held                 Actions held now.
    * @param {import('./hud.js').Hud} parts.hud
@@ -32,6 +34,7 @@ export class World {
     this._hud = hud;
     this._view = view;
     this.recorder = new Recorder();
+    this.walk = new Walk();
     this.reportDelay = new ReportDelay();
     /** @type {{run: number, chunkIndex: number} | null}  A report that waits for the next chunk to arrive. */
     this._heldReport = null;
@@ -80,6 +83,8 @@ export class World {
     this._receivedRun = null;
     this._clearEvents();
     this._chunkControls.clear();
+    this.walk.clear();
+    this._view.onPlace(this.walk);
     this.recorder.clear();
     this._player.stop();
   }
@@ -96,10 +101,9 @@ export class World {
 
   /**
    * @param {protocol.SessionStarted} started
-   * @param {string} mime
    * @returns {boolean}  Whether this is the world that was on screen before.
    */
-  started(started, mime) {
+  started(started) {
     const bookmark = this.bookmark;
     const isSameWorld = this.session?.session_id === started.session_id;
     const isKnownRun = bookmark?.sessionId === started.session_id && bookmark.run === started.run;
@@ -117,7 +121,7 @@ export class World {
     this._clearEvents();
     this._setPrompt(started.prompt);
     this._player.leadChunks = started.limits.lead_chunks;
-    this._player.beginEpoch(mime, isSameWorld);
+    this._player.beginEpoch(started, isSameWorld);
     if (isSameWorld && isKnownRun && bookmark.shownChunk >= 0) this._report(this.run, bookmark.shownChunk);
     // A full snapshot heals a key-up that got lost with the old link.
     if (bookmark !== null || this._held().length > 0) this.steer(this._held());
@@ -163,21 +167,22 @@ export class World {
     this._receivedChunk = chunkIndex;
     this._releaseReport();
     this._chunkControls.set(keyOf(header.run, chunkIndex), this._tracker.chunk(header));
+    this.walk.chunk(header);
     for (const { event_id: eventId } of header.applied) this._promptEvents.delete(eventId);
     this._view.onPrompt();
-    this._hud.chunk(header.timings_ms);
+    this._hud.chunk(header);
     this._player.appendChunk(payload, header, isNewRun);
   }
 
   // ---------------------------------------------------------------- from the player
 
-  /** @param {import('./player.js').Arrival} arrival */
+  /** @param {import('./screen.js').Arrival} arrival */
   arrived({ bytes, header, slackS, chunkS }) {
     if (slackS !== null) this.reportDelay.arrived(slackS, chunkS);
-    if (this.session !== null) this.recorder.fragment(bytes, (header.num_frames * header.timescale) / this.session.fps);
+    if (this.session !== null) this.recorder.chunk(bytes, header, this.session);
   }
 
-  /** @param {import('./player.js').ShownFrame} shown */
+  /** @param {import('./timeline.js').ShownFrame} shown */
   frameShown({ segment, frame, isFirstOfChunk, shownMs }) {
     const controls = this._chunkControls.get(keyOf(segment.run, segment.chunkIndex));
     if (controls !== undefined) {
@@ -188,9 +193,10 @@ export class World {
       controls.landings = controls.landings.filter(({ atFrame }) => atFrame > frame);
     }
     if (isFirstOfChunk) this._chunkShown(segment);
+    if (this.walk.shown(segment, frame)) this._view.onPlace(this.walk);
   }
 
-  /** @param {import('./player.js').Segment} segment */
+  /** @param {import('./timeline.js').Segment} segment */
   _chunkShown({ run, chunkIndex }) {
     this.shown = { run, chunkIndex };
     this._view.onPicture();

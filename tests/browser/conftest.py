@@ -9,33 +9,39 @@ from tests.support.browser_chromium import WatchedPage, chromium
 from tests.support.browser_standin import StandIn
 
 
-# Playwright runs an event loop in the main thread for as long as it lives, so no fixture of it may outlive its module:
+# Playwright runs an event loop in the main thread for as long as it lives, so no fixture of it may outlive this folder:
 # asyncio tests that come after it could not start theirs.
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
     with chromium() as browser:
         yield browser
 
 
-@pytest.fixture
-def standin() -> Iterator[StandIn]:
+@pytest.fixture(scope="package")
+def lasting_standin() -> Iterator[StandIn]:
     with StandIn() as standin:
         yield standin
 
 
+@pytest.fixture
+def standin(lasting_standin: StandIn) -> StandIn:
+    lasting_standin.renew()
+    return lasting_standin
+
+
 @pytest.fixture(scope="module")
-def modules(browser: Browser) -> Iterator[WatchedPage]:
+def modules(browser: Browser, lasting_standin: StandIn) -> Iterator[WatchedPage]:
     """One page for all tests that only import its modules."""
-    with StandIn() as standin:
-        watched = WatchedPage(browser, standin.url)
-        yield watched
-        watched.close()
+    lasting_standin.renew()
+    watched = WatchedPage(browser, lasting_standin.url)
+    yield watched
+    watched.close()
 
 
 @pytest.fixture
 def page(browser: Browser, standin: StandIn) -> Iterator[WatchedPage]:
     """The page of the stand-in; it must not have complained in the end."""
-    watched = WatchedPage(browser, standin.url)
+    watched = WatchedPage(browser, standin.url, permissions=["clipboard-read", "clipboard-write"])
     yield watched
     complaints = list(watched.complaints)
     watched.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,7 +19,7 @@ ARGUMENTS = [
 PICTURE = """() => {
   const canvas = new OffscreenCanvas(32, 20);
   const context = canvas.getContext('2d');
-  context.drawImage(document.querySelector('video'), 0, 0, 32, 20);
+  context.drawImage(window.worldserve.player.surface, 0, 0, 32, 20);
   return [...context.getImageData(0, 0, 32, 20).data].filter((_, index) => index % 4 !== 3);
 }"""
 """Colours of the frame on screen, 32 x 20 pixels, RGB."""
@@ -38,8 +38,10 @@ def chromium() -> Iterator[Browser]:
 class WatchedPage:
     """A page of one origin. `complaints` has every console error, uncaught exception and request to elsewhere."""
 
-    def __init__(self, browser: Browser, url: str, **context: Any) -> None:
+    def __init__(self, browser: Browser, url: str, *, before: str = "", **context: Any) -> None:
+        """`before` is JavaScript that runs before the page's own."""
         self.context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **context})
+        self.context.add_init_script(before)
         self.page: Page = self.context.new_page()
         self.page.set_default_timeout(20_000)
         self.complaints: list[str] = []
@@ -70,6 +72,14 @@ class WatchedPage:
     def wait(self, condition: str, argument: object = None) -> None:
         """Wait until a JavaScript expression over `app`, the page's object, and `argument` is true."""
         self.page.wait_for_function(f"(argument) => ((app) => {condition})(window.worldserve)", arg=argument)
+
+    def until(self, condition: Callable[[], Any]) -> None:
+        """Let the page go on until something is true outside it."""
+        for _ in range(800):
+            if condition():
+                return
+            self.page.wait_for_timeout(10)
+        raise AssertionError("the page did not get there")
 
     def read(self, expression: str) -> Any:
         return self.page.evaluate(f"((app) => {expression})(window.worldserve)")

@@ -1,7 +1,8 @@
 """A scripted server for the browser page: serves the page and speaks the `world` dialect without a model.
 
 It shows states that a healthy server hardly ever has (loading, a queue, a refused start, a lost link). A chunk
-is a moving test picture whose motion follows the held keys.
+is a moving test picture whose motion follows the held keys. It plays at four times the rate of the demo world, so that
+tests wait less.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import math
 import socket
 import struct
 import threading
@@ -20,17 +22,19 @@ import numpy as np
 import uvicorn
 from PIL import Image
 from starlette.applications import Starlette
+from starlette.datastructures import UploadFile
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from server.config import MediaSection
-from server.media.formats import EncodedChunk, MuxedChunk, create_stream_encoder
+from server.media.formats import EncodedChunk, EpochMuxer, MuxedChunk, StreamEncoder, create_stream_encoder
 from server.wire.messages import StreamFormat
 from worldmodel.messages import MediaFormat, MediaPart
 
-WIDTH, HEIGHT, FPS = 160, 96, 24
+WIDTH, HEIGHT, FPS = 160, 96, 48
+RESUME_TOKEN, WATCH_TOKEN = "secret-resume", "secret-watch"
 CSP = "default-src 'self'; media-src blob:; img-src 'self' data: blob:"
 MIME_TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".html": "text/html"}
 WORLDS = {"day": "a small town, day", "night": "the town in night", "snow": "a snowy town", "sunset": "sunset scene"}
@@ -47,11 +51,43 @@ class Script:
     queue_position: int | None = None
     events: list[dict[str, Any]] = field(default_factory=list)
     playback: list[dict[str, Any]] = field(default_factory=list)
+    uploads: list[bytes] = field(default_factory=list)
     starts: list[dict[str, Any]] = field(default_factory=list)
     drop_after_chunk: int | None = None
     die_after_chunk: int | None = None
     spoil_chunk: int | None = None
     make_s: float = 0.05
+
+
+@dataclass
+class Walk:
+    """Where the camera is, seen from above."""
+
+    x: float = 0.0
+    z: float = 0.0
+    heading_rad: float = 0.0
+
+    def step(self, held: list[str]) -> None:
+        """Go on by one media frame."""
+        self.heading_rad += 0.02 * (("l" in held) - ("j" in held))
+        forward, right = 0.01 * (("w" in held) - ("s" in held)), 0.01 * (("d" in held) - ("a" in held))
+        sin, cos = math.sin(self.heading_rad), math.cos(self.heading_rad)
+        self.x += forward * sin + right * cos
+        self.z += forward * cos - right * sin
+
+    @property
+    def pose(self) -> list[float]:
+        """Camera to world, 4x4 row by row: x right, y down, z forward."""
+        sin, cos = math.sin(self.heading_rad), math.cos(self.heading_rad)
+        return [cos, 0.0, sin, self.x, 0.0, 1.0, 0.0, 0.0, -sin, 0.0, cos, self.z, 0.0, 0.0, 0.0, 1.0]
+
+
+@dataclass
+class Watcher:
+    """A spectator's socket, with a clock of its own."""
+
+    websocket: WebSocket
+    muxer: EpochMuxer
 
 
 @dataclass
@@ -65,6 +101,9 @@ class World:
     name: str = "day"
     prompt: str = ""
     offset: np.ndarray = field(default_factory=lambda: np.zeros(2))
+    format: StreamFormat = StreamFormat.FMP4
+    walk: Walk = field(default_factory=lambda: Walk())
+    watchers: list[Watcher] = field(default_factory=list)
     held: list[str] = field(default_factory=list)
     queued: list[dict[str, Any]] = field(default_factory=list)
     paused: bool = False
@@ -74,6 +113,9 @@ class World:
 
 def ready_info() -> dict[str, Any]:
     return {
+        "version": "0.0",
+        "width": WIDTH,
+        "height": HEIGHT,
         "ready": True,
         "status": "ready",
         "reason": None,
@@ -105,6 +147,11 @@ class StandIn:
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._serve, daemon=True)
 
+    def renew(self) -> None:
+        """Forget what a test did; its pages are closed."""
+        self.script = Script(info=ready_info())
+        self.world = World()
+
     def __enter__(self) -> StandIn:
         self._thread.start()
         return self
@@ -132,7 +179,10 @@ class StandIn:
         return FileResponse(str(_picture(request.path_params["name"])))
 
     async def _upload(self, request: Request) -> Response:
-        await request.body()
+        async with request.form() as form:
+            image = form["image"]
+            assert isinstance(image, UploadFile)
+            self.script.uploads.append(await image.read())
         return JSONResponse({"upload_id": "u-1"})
 
     async def _socket(self, websocket: WebSocket) -> None:
@@ -157,8 +207,12 @@ class StandIn:
             await websocket.send_json({"type": "error", "code": "session_lost", "message": text, **NOT_FATAL})
             await websocket.receive_text()
             return
+        if start["type"] == "session.watch":
+            await self._watch(websocket, self.world)
+            return
         if "resume_token" not in start:
-            self.world = World(name=start["image"].get("name", "day"), prompt=start["prompt"])
+            name, format = start["image"].get("name", "day"), StreamFormat(start["format"])
+            self.world = World(name=name, prompt=start["prompt"], format=format)
         world = self.world
         world.epoch += 1
         last_chunk_index = start.get("last_chunk_index", -1)
@@ -178,12 +232,25 @@ class StandIn:
             "resume_s": 15.0, "lead_chunks": 1, "max_session_s": None, "idle_s": None,
         }  # fmt: skip
         return {
-            "type": "session.started", "protocol": 1, "session_id": "s-standin", "epoch": world.epoch, "run": world.run,
-            "resume_token": "token", "model": "standin", "width": WIDTH, "height": HEIGHT, "fps": FPS,
-            "latent_frames_per_chunk": 3, "mime": 'video/mp4; codecs="avc1.42C00A"', "format": "fmp4",
+            "type": "session.started", "epoch": world.epoch, "resume_token": RESUME_TOKEN, "watch_token": WATCH_TOKEN,
             "pacing": "playback", "seed": 1, "prompt": world.prompt, "controls": {}, "limits": limits,
-            "start_images": START_IMAGES, "prompts": list(WORLDS.values()),
+            "start_images": START_IMAGES, "prompts": list(WORLDS.values()), **_described(world),
         }  # fmt: skip
+
+    async def _watch(self, websocket: WebSocket, world: World) -> None:
+        muxer = _encoder(world).new_epoch()
+        await websocket.send_json({"type": "session.watching", "state": "active", **_described(world)})
+        init = muxer.init_segment()
+        if init is not None:
+            common = {"type": "chunk", "session_id": "s-standin", "epoch": 0, "timescale": muxer.timescale}
+            await websocket.send_bytes(_frame({**common, "kind": "init", "run": world.run}, init.payload))
+        watcher = Watcher(websocket, muxer)
+        world.watchers.append(watcher)
+        try:
+            while websocket.application_state is WebSocketState.CONNECTED:
+                await self._answer(websocket, world, json.loads(await websocket.receive_text()))
+        finally:
+            world.watchers.remove(watcher)
 
     async def _answer(self, websocket: WebSocket, world: World, message: dict[str, Any]) -> None:
         match message["type"]:
@@ -200,6 +267,7 @@ class StandIn:
                 world.chunk_index, world.shown, world.held, world.queued = 0, -1, [], []
                 world.retained = []
                 world.offset[:] = 0
+                world.walk = Walk()
                 world.name = (message.get("image") or {}).get("name", world.name)
                 await websocket.send_json(self._state(world, "active"))
             case "session.pause" | "session.unpause":
@@ -217,18 +285,18 @@ class StandIn:
         return {"type": "session.state", "state": state, "reason": reason, **ids}
 
     async def _send_chunks(self, websocket: WebSocket, world: World, last_chunk_index: int) -> None:
-        encoder = create_stream_encoder(StreamFormat.FMP4, width=WIDTH, height=HEIGHT, fps=FPS, media=MediaSection())
+        encoder = _encoder(world)
         muxer = encoder.new_epoch()
         common = {"type": "chunk", "session_id": "s-standin", "epoch": world.epoch, "timescale": muxer.timescale}
         init = muxer.init_segment()
-        assert init is not None
-        await websocket.send_bytes(_frame({**common, "kind": "init", "run": world.run}, init.payload))
+        if init is not None:
+            await websocket.send_bytes(_frame({**common, "kind": "init", "run": world.run}, init.payload))
         for chunk_index, encoded in world.retained:
             if chunk_index > last_chunk_index:
-                await websocket.send_bytes(_media(common, world.run, chunk_index, muxer.mux(encoded), []))
+                await websocket.send_bytes(_media(common, world, chunk_index, muxer.mux(encoded), []))
         while True:
             if world.paused or world.chunk_index > world.shown + 2:
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(0.01)
                 continue
             run, chunk_index = world.run, world.chunk_index
             events, world.queued = world.queued, []
@@ -243,7 +311,10 @@ class StandIn:
             muxed = muxer.mux(encoded)
             if self.script.spoil_chunk == chunk_index:
                 muxed = replace(muxed, payload=bytes(len(muxed.payload)))
-            await websocket.send_bytes(_media(common, run, chunk_index, muxed, events))
+            await websocket.send_bytes(_media(common, world, chunk_index, muxed, events))
+            for watcher in list(world.watchers):
+                frame = _media({**common, "epoch": 0}, world, chunk_index, watcher.muxer.mux(encoded), events)
+                await watcher.websocket.send_bytes(frame)
             if self.script.drop_after_chunk == chunk_index:
                 self.script.drop_after_chunk = None
                 await websocket.close(1011)
@@ -271,12 +342,25 @@ def _frame(header: dict[str, Any], payload: bytes) -> bytes:
     return struct.pack(">I", len(head)) + head + payload
 
 
+def _encoder(world: World) -> StreamEncoder:
+    return create_stream_encoder(world.format, width=WIDTH, height=HEIGHT, fps=FPS, media=MediaSection())
+
+
+def _described(world: World) -> dict[str, Any]:
+    """What `session.started` and `session.watching` share."""
+    return {
+        "protocol": 1, "session_id": "s-standin", "run": world.run, "model": "standin",
+        "width": WIDTH, "height": HEIGHT, "fps": FPS, "latent_frames_per_chunk": 3, "mime": _encoder(world).mime, "format": world.format,
+    }  # fmt: skip
+
+
 def _media(
-    common: dict[str, Any], run: int, chunk_index: int, muxed: MuxedChunk, events: list[dict[str, Any]]
+    common: dict[str, Any], world: World, chunk_index: int, muxed: MuxedChunk, events: list[dict[str, Any]]
 ) -> bytes:
     header = {
-        **common, "kind": "media", "run": run, "chunk_index": chunk_index, "num_frames": muxed.num_frames,
-        "pts": muxed.pts, "keyframe": True, "request_id": f"r-{chunk_index}",
+        **common, "kind": "media", "run": world.run, "chunk_index": chunk_index, "num_frames": muxed.num_frames,
+        "pts": muxed.pts, "keyframe": True, "request_id": f"r-{chunk_index}", "pose": world.walk.pose,
+        "sizes": muxed.sizes,
         "applied": [{"event_id": e["event_id"], "latent_frame": 0, "wait_ms": 1.0} for e in events],
         "timings_ms": {"queue": 3, "denoise": 410, "commit": 96, "decode": 181, "transfer": 2, "encode": 9},
     }  # fmt: skip
@@ -294,6 +378,7 @@ def _draw(world: World, events: list[dict[str, Any]], num_frames: int) -> np.nda
     frames = []
     for _ in range(num_frames):
         held = world.held
+        world.walk.step(held)
         world.offset += [("l" in held) - ("j" in held) + 0.0, ("k" in held) - ("i" in held) + 0.5 * ("w" in held)]
         shift = tuple(int(v) for v in -2 * world.offset[::-1])
         frames.append(_yuv(np.roll(image, shift, axis=(0, 1))))

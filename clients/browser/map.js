@@ -1,0 +1,148 @@
+'use strict';
+/** A small map, seen from above: a grid, the way walked, where the camera stands and what it sees. Up is where the run began to look. */
+
+import { byId } from './dom.js';
+
+/** The map shows at least this far in each direction, in the model's units. */
+const LEAST_REACH = 0.5;
+/** Share of the map's half that the trail may fill before it is drawn smaller. */
+const FILL = 0.8;
+const VIEW_RAD = (76 * Math.PI) / 180;
+const CONE_SHARE = 0.42;
+/** Lines of the grid are this far apart at the least, in pixels. */
+const LEAST_GRID_PX = 14;
+
+/**
+ * How far the map must reach to hold a trail around a place: 1, 2 or 5 times a power of ten, so that it changes seldom.
+ * @param {{x: number, z: number}} place
+ * @param {{x: number, z: number}[]} trail
+ */
+export function reachOf(place, trail) {
+  const far = trail.reduce((most, { x, z }) => Math.max(most, Math.abs(x - place.x), Math.abs(z - place.z)), 0) / FILL;
+  let reach = LEAST_REACH;
+  for (let step = 0; reach < far; step += 1) reach *= step % 3 === 1 ? 2.5 : 2;
+  return reach;
+}
+
+export class MapCard {
+  constructor() {
+    this._canvas = /** @type {HTMLCanvasElement} */ (byId('map'));
+    this._walk = /** @type {import('./walk.js').Walk | null} */ (null);
+    this._reach = LEAST_REACH;
+    byId('map-card').addEventListener('toggle', () => this._draw());
+  }
+
+  /** @param {import('./walk.js').Walk} walk */
+  show(walk) {
+    this._walk = walk;
+    byId('map-card').classList.toggle('has-place', walk.isKnown);
+    if (byId('map-card').open) this._draw();
+  }
+
+  _draw() {
+    const walk = this._walk;
+    const size = this._canvas.clientWidth;
+    const context = this._canvas.getContext('2d');
+    if (walk === null || !walk.isKnown || size === 0 || context === null) return;
+    const pixels = Math.round(size * window.devicePixelRatio);
+    if (this._canvas.width !== pixels) Object.assign(this._canvas, { width: pixels, height: pixels });
+    const { place, trail } = walk;
+    // Zooms out at once and in slowly, so that standing still does not make the map breathe.
+    this._reach += (reachOf(place, trail) - this._reach) * 0.12;
+    const scale = size / 2 / this._reach;
+    context.setTransform(window.devicePixelRatio, 0, 0, window.devicePixelRatio, 0, 0);
+    context.clearRect(0, 0, size, size);
+    context.translate(size / 2, size / 2);
+    // Computed colours: a canvas does not know the variables of a style sheet.
+    const { color, outlineColor, borderTopColor } = getComputedStyle(this._canvas);
+    drawGrid(context, size, scale, place, borderTopColor);
+    drawTrail(context, scale, place, trail, color);
+    context.fillStyle = color;
+    context.font = '600 10px system-ui, sans-serif';
+    context.textAlign = 'center';
+    context.fillText('N', 0, 14 - size / 2);
+    drawCamera(context, size, place.headingRad, color, outlineColor);
+    const { x, z, headingRad } = place;
+    byId('map-place').value = `${x.toFixed(2)}, ${z.toFixed(2)} · ${Math.round(((headingRad * 180) / Math.PI + 360) % 360)}°`;
+  }
+}
+
+/**
+ * @param {CanvasRenderingContext2D} context
+ * @param {number} size
+ * @param {number} scale
+ * @param {import('./walk.js').Place} place
+ * @param {string} colour
+ */
+function drawGrid(context, size, scale, place, colour) {
+  let step = 0.1;
+  for (let at = 0; step * scale < LEAST_GRID_PX; at += 1) step *= at % 3 === 1 ? 2.5 : 2;
+  const half = size / 2;
+  context.strokeStyle = colour;
+  context.lineWidth = 1;
+  context.beginPath();
+  for (let at = Math.ceil((place.x - half / scale) / step) * step; (at - place.x) * scale < half; at += step) {
+    const x = Math.round((at - place.x) * scale) + 0.5;
+    context.moveTo(x, -half);
+    context.lineTo(x, half);
+  }
+  for (let at = Math.ceil((place.z - half / scale) / step) * step; (at - place.z) * scale < half; at += step) {
+    const y = Math.round(-(at - place.z) * scale) + 0.5;
+    context.moveTo(-half, y);
+    context.lineTo(half, y);
+  }
+  context.stroke();
+}
+
+/**
+ * @param {CanvasRenderingContext2D} context
+ * @param {number} scale
+ * @param {import('./walk.js').Place} place
+ * @param {{x: number, z: number}[]} trail
+ * @param {string} colour
+ */
+function drawTrail(context, scale, place, trail, colour) {
+  const points = [{ x: 0, z: 0 }, ...trail, place].map(({ x, z }) => [(x - place.x) * scale, -(z - place.z) * scale]);
+  context.strokeStyle = colour;
+  context.lineWidth = 2;
+  context.lineJoin = 'round';
+  context.globalAlpha = 0.75;
+  context.beginPath();
+  for (const [x, y] of points) context.lineTo(x, y);
+  context.stroke();
+  context.beginPath();
+  context.arc(points[0][0], points[0][1], 3, 0, 2 * Math.PI);
+  context.stroke();
+  context.globalAlpha = 1;
+}
+
+/**
+ * @param {CanvasRenderingContext2D} context
+ * @param {number} size
+ * @param {number} headingRad
+ * @param {string} colour
+ * @param {string} rim
+ */
+function drawCamera(context, size, headingRad, colour, rim) {
+  const reach = (size / 2) * CONE_SHARE;
+  // A canvas measures angles from x clockwise; up is a quarter turn back.
+  const middle = headingRad - Math.PI / 2;
+  const light = context.createRadialGradient(0, 0, 0, 0, 0, reach);
+  light.addColorStop(0, colour);
+  // Not `transparent`: that is black, and would show.
+  light.addColorStop(1, colour.replace('rgb(', 'rgba(').replace(')', ', 0)'));
+  context.globalAlpha = 0.55;
+  context.fillStyle = light;
+  context.beginPath();
+  context.moveTo(0, 0);
+  context.arc(0, 0, reach, middle - VIEW_RAD / 2, middle + VIEW_RAD / 2);
+  context.fill();
+  context.globalAlpha = 1;
+  context.fillStyle = colour;
+  context.strokeStyle = rim;
+  context.lineWidth = 2;
+  context.beginPath();
+  context.arc(0, 0, 5, 0, 2 * Math.PI);
+  context.fill();
+  context.stroke();
+}

@@ -1,0 +1,101 @@
+'use strict';
+/**
+ * Where the camera of a run is and has been, from the poses in the chunks' headers. Axes are those of the wire: x right, y
+ * down, z forward, and the first camera of the run is the origin.
+ *
+ * @typedef {{x: number, z: number, headingRad: number}} Place  `headingRad`: 0 along z, growing to the right.
+ */
+
+/** A trail longer than this has every second point taken out, again and again. */
+const MAX_TRAIL = 2000;
+const START = Object.freeze({ x: 0, z: 0, headingRad: 0 });
+
+/**
+ * Place of a camera-to-world matrix, 4x4 row by row.
+ * @param {readonly number[]} pose
+ * @returns {Place}
+ */
+export function placeOf(pose) {
+  // The third column is where the camera's z axis points to.
+  return { x: pose[3], z: pose[11], headingRad: Math.atan2(pose[2], pose[10]) };
+}
+
+/**
+ * @param {Place} from
+ * @param {Place} to
+ * @param {number} share  0 to 1.
+ * @returns {Place}
+ */
+export function between(from, to, share) {
+  const turn = Math.atan2(Math.sin(to.headingRad - from.headingRad), Math.cos(to.headingRad - from.headingRad));
+  return {
+    x: from.x + (to.x - from.x) * share,
+    z: from.z + (to.z - from.z) * share,
+    headingRad: from.headingRad + turn * share,
+  };
+}
+
+export class Walk {
+  constructor() {
+    this.clear();
+  }
+
+  clear() {
+    /** Whether the model says where the camera is. */
+    this.isKnown = false;
+    this.place = /** @type {Place} */ (START);
+    this.trail = /** @type {{x: number, z: number}[]} */ ([]);
+    this._run = -1;
+    this._ends = /** @type {Map<string, Place>} */ (new Map());
+    this._every = 1;
+    this._skipped = 0;
+  }
+
+  /** @param {import('./protocol.js').ChunkHeader} header */
+  chunk({ run, chunk_index: chunkIndex, pose }) {
+    if (pose) this._ends.set(`${run}/${chunkIndex}`, placeOf(pose));
+  }
+
+  /**
+   * A frame is on screen.
+   * @param {{run: number, chunkIndex: number, numFrames: number}} segment
+   * @param {number} frame
+   * @returns {boolean}  Whether the place changed.
+   */
+  shown({ run, chunkIndex, numFrames }, frame) {
+    const end = this._ends.get(`${run}/${chunkIndex}`);
+    if (end === undefined) return false;
+    if (run !== this._run) this._beginRun(run);
+    // Who joins late does not know where the chunk began.
+    const begin = chunkIndex === 0 ? START : (this._ends.get(`${run}/${chunkIndex - 1}`) ?? end);
+    this.isKnown = true;
+    this.place = between(begin, end, (frame + 1) / numFrames);
+    this._note();
+    for (const key of this._ends.keys()) {
+      const [ofRun, ofChunk] = key.split('/').map(Number);
+      if (ofRun < run || (ofRun === run && ofChunk < chunkIndex - 1)) this._ends.delete(key);
+    }
+    return true;
+  }
+
+  /** @param {number} run */
+  _beginRun(run) {
+    this._run = run;
+    this.trail = [];
+    this._every = 1;
+    this._skipped = 0;
+  }
+
+  _note() {
+    const { x, z } = this.place;
+    const last = this.trail.at(-1);
+    if (last !== undefined && last.x === x && last.z === z) return;
+    this._skipped += 1;
+    if (this._skipped < this._every) return;
+    this._skipped = 0;
+    this.trail.push({ x, z });
+    if (this.trail.length < MAX_TRAIL) return;
+    this.trail = this.trail.filter((_, index) => index % 2 === 0);
+    this._every *= 2;
+  }
+}

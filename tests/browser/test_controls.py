@@ -1,0 +1,116 @@
+"""From keys, thumbs, gamepads and the prompt box to events, and back to what is lit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser
+
+from tests.support.browser_chromium import WatchedPage
+from tests.support.browser_standin import StandIn
+
+pytestmark = pytest.mark.browser
+
+PHONE = {"width": 390, "height": 844}
+
+
+def transitions(standin: StandIn) -> list[list[str]]:
+    """Every held set that the page sent, in order."""
+    return [
+        transition["actions"]
+        for event in standin.script.events
+        for control in event.get("controls") or []
+        for transition in control["data"]["transitions"]
+    ]
+
+
+def test_keys_steer_once_each_and_are_released_on_blur(standin: StandIn, page: WatchedPage) -> None:
+    page.begin()
+    page.page.keyboard.down("w")
+    page.page.keyboard.down("w")
+    page.page.keyboard.down("l")
+    page.page.evaluate("dispatchEvent(new Event('blur'))")
+    page.until(lambda: transitions(standin)[-1:] == [[]])
+    assert transitions(standin) == [["w"], ["w", "l"], []]
+
+
+def test_a_pressed_key_is_lit_and_confirmed_when_its_frame_is_shown(page: WatchedPage) -> None:
+    page.begin()
+    page.page.keyboard.down("d")
+    page.page.wait_for_selector("[data-action=d].held:not(.applied)")
+    page.page.wait_for_selector("[data-action=d].held.applied")
+    page.page.keyboard.up("d")
+    page.page.wait_for_selector("[data-action=d].applied:not(.held)")
+    page.page.wait_for_selector("[data-action=d]:not(.applied, .held)")
+    assert page.read("app.hud.figures.p50Ms") > 0
+
+
+def test_typing_a_prompt_does_not_steer(standin: StandIn, page: WatchedPage) -> None:
+    page.begin()
+    page.page.keyboard.press("t")
+    page.page.fill("#prompt", "")
+    page.page.type("#prompt", "swirling lakes")
+    page.page.keyboard.press("Enter")
+    page.until(lambda: any("prompt" in event for event in standin.script.events))
+    assert transitions(standin) == []
+    assert standin.script.events[-1]["prompt"] == "swirling lakes"
+    page.page.keyboard.press("t")
+    page.page.type("#prompt", "no")
+    page.page.keyboard.press("Escape")
+    assert page.page.input_value("#prompt") == "swirling lakes"
+
+
+def test_help_opens_with_its_key_and_keeps_the_others_from_steering(standin: StandIn, page: WatchedPage) -> None:
+    page.begin()
+    page.page.keyboard.press("?")
+    page.page.wait_for_selector("#help[open]")
+    page.page.keyboard.press("w")
+    page.page.keyboard.press("r")
+    page.page.keyboard.press("Escape")
+    page.page.keyboard.down("s")
+    page.until(lambda: transitions(standin))
+    assert transitions(standin) == [["s"]]
+    assert standin.world.run == 0
+
+
+def test_a_gamepad_that_is_plugged_in_steers(standin: StandIn, page: WatchedPage) -> None:
+    page.begin()
+    plug: Any = """(axes) => {
+      const pad = axes && {axes, buttons: []};
+      navigator.getGamepads = () => [null, pad];
+      dispatchEvent(new Event('gamepadconnected'));
+    }"""
+    page.page.evaluate(plug, [0, -1, 0.8, 0])
+    page.until(lambda: transitions(standin) == [["w", "l"]])
+    page.page.wait_for_selector("text=The gamepad steers.")
+    page.page.evaluate(plug, None)
+    page.until(lambda: transitions(standin) == [["w", "l"], []])
+
+
+def test_a_phone_has_room_for_all_and_a_thumb_between_two_keys_holds_both(standin: StandIn, browser: Browser) -> None:
+    page = WatchedPage(browser, standin.url, viewport=PHONE, has_touch=True, is_mobile=True)
+    page.begin()
+    outside = page.read(
+        """[...document.querySelectorAll('button, input, summary, video')]
+          .filter((element) => element.checkVisibility() && element.closest('.chips') === null)
+          .map((element) => [element.id || element.textContent.trim(), element.getBoundingClientRect()])
+          .filter(([, box]) => box.left < 0 || box.top < 0 || box.right > innerWidth || box.bottom > innerHeight)
+          .map(([name]) => name)"""
+    )
+    assert outside == []
+    up, right = (page.page.locator(f"[data-action={key}]").bounding_box() for key in "wd")
+    assert up is not None
+    assert right is not None
+    x, y = up["x"] + up["width"] * 1.2, right["y"] - right["height"] * 0.2
+    point = {"clientX": x, "clientY": y, "pointerType": "touch", "pointerId": 1, "bubbles": True, "button": 0}
+    page.page.evaluate(
+        """(point) => {
+          const pad = document.querySelector('#pad-move');
+          pad.setPointerCapture = () => {};
+          pad.dispatchEvent(new PointerEvent('pointerdown', point));
+        }""",
+        point,
+    )
+    page.until(lambda: transitions(standin)[-1:] == [["w", "d"]])
+    page.close()

@@ -1,0 +1,142 @@
+"""What is beside the picture: settings, themes, map, the crop of one's own image, names and the order of focus."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+from PIL import Image
+from playwright.sync_api import Browser
+
+from tests.support.browser_chromium import WatchedPage
+from tests.support.browser_standin import StandIn
+
+pytestmark = pytest.mark.browser
+
+GROUND = "getComputedStyle(document.body).backgroundColor"
+DARK, LIGHT = "rgb(8, 9, 12)", "rgb(233, 231, 226)"
+
+
+def test_settings_act_at_once_and_outlive_a_reload(page: WatchedPage) -> None:
+    page.begin()
+    page.page.click("#settings-open")
+    page.page.click("#settings >> text=Dark")
+    assert page.read(GROUND) == DARK
+    page.page.click("#settings >> text=Light")
+    assert page.read(GROUND) == LIGHT
+    page.page.click("#settings >> text=WebCodecs")
+    page.page.uncheck("#settings [name=keys]")
+    page.page.click("#settings >> text=Done")
+    assert page.page.locator("#pad-move").is_hidden()
+    page.page.click("#hud summary")
+    page.page.reload()
+    page.wait_for_picture()
+    assert page.read(GROUND) == LIGHT
+    assert page.read("app.viewer.settings.values") == {
+        "theme": "light",
+        "format": "h264",
+        "keys": False,
+        "map": True,
+        "numbers": False,
+    }
+    assert page.read("[document.querySelector('#hud').open, document.querySelector('#map-card').open]") == [False, True]
+    page.page.keyboard.press("n")
+    assert page.read("document.querySelector('#hud').open")
+
+
+def test_the_page_follows_the_system_in_light_and_in_stillness(standin: StandIn, browser: Browser) -> None:
+    page = WatchedPage(browser, standin.url, color_scheme="light", reduced_motion="reduce")
+    page.page.wait_for_selector("#chooser")
+    assert page.read(GROUND) == LIGHT
+    assert page.read("getComputedStyle(document.querySelector('#chooser')).animationDuration") == "0.001s"
+    page.close()
+
+
+def test_where_webcodecs_is_missing_the_choice_is_off_and_says_why(standin: StandIn, browser: Browser) -> None:
+    chosen = """
+      delete window.VideoDecoder;
+      localStorage.setItem('worldserve.preferences', '{"format": "h264"}');
+    """
+    page = WatchedPage(browser, standin.url, before=chosen)
+    page.begin()
+    page.page.click("#settings-open")
+    assert page.page.is_disabled("#settings [value=h264]")
+    assert page.page.inner_text("#format-note").startswith("This browser has no VideoDecoder.")
+    assert standin.script.starts[0]["format"] == "fmp4"
+    page.close()
+
+
+def test_the_map_shows_where_the_camera_is(page: WatchedPage) -> None:
+    page.begin()
+    page.page.keyboard.down("w")
+    page.page.keyboard.down("l")
+    page.wait("app.world.walk.place.z > 0.15")
+    x, z, degrees = re.findall(r"-?[\d.]+", page.page.inner_text("#map-place"))
+    assert float(x) > 0
+    assert float(z) > 0.1
+    assert 0 < float(degrees) < 180
+    drawn = """() => {
+      const map = document.querySelector('#map');
+      const {data} = map.getContext('2d').getImageData(0, 0, map.width, map.height);
+      return data.filter((value, index) => index % 4 === 3 && value > 200).length;
+    }"""
+    assert page.page.evaluate(drawn) > 50
+    page.page.keyboard.up("w")
+    page.page.keyboard.up("l")
+    page.page.keyboard.press("r")
+    page.wait("app.world.shown.run === 1 && app.world.walk.place.z === 0")
+
+
+def png(left: str, right: str) -> bytes:
+    image = Image.new("RGB", (640, 192), left)
+    image.paste(right, (320, 0, 640, 192))
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def test_the_part_of_an_image_that_is_seen_is_what_is_sent(standin: StandIn, page: WatchedPage) -> None:
+    page.page.wait_for_selector("#chooser")
+    page.page.set_input_files("#upload", {"name": "a.txt", "mimeType": "text/plain", "buffer": b"no picture"})
+    page.page.wait_for_selector("text=a.txt is no picture that this browser can read.")
+    page.page.set_input_files("#upload", {"name": "a.png", "mimeType": "image/png", "buffer": png("red", "blue")})
+    page.page.wait_for_selector("#crop[open]")
+    for _ in range(20):
+        page.page.keyboard.press("ArrowRight")
+    page.page.click("#crop-use")
+    page.page.wait_for_selector(".tile.own[aria-checked=true] img")
+    page.begin()
+    assert standin.script.starts[0]["image"] == {"upload_id": "u-1"}
+    with Image.open(io.BytesIO(standin.script.uploads[0])) as sent:
+        assert sent.size == (320, 192)
+        left, right = sent.getpixel((5, 96)), sent.getpixel((310, 96))
+    # The window was in the middle, red and blue; it went to the right edge.
+    assert isinstance(left, tuple)
+    assert isinstance(right, tuple)
+    assert min(left[2], right[2]) > 240
+
+
+def test_everything_that_can_be_used_has_a_name_and_is_reached_in_order(page: WatchedPage) -> None:
+    page.begin()
+    for opener in ("link", "settings-open"):
+        page.page.click(f"#{opener}")
+    nameless = re.findall(r"^\s*- (?:button|textbox|radio|checkbox|slider|link)(?: \[.*\])?:?$", _tree(page), re.M)
+    assert nameless == []
+    page.page.keyboard.press("Escape")
+    page.page.keyboard.press("Escape")
+    page.page.evaluate("document.activeElement.blur()")
+    page.page.evaluate(
+        "document.querySelector('.top').prepend(Object.assign(document.createElement('i'), {tabIndex: 0}))"
+    )
+    page.page.evaluate("document.querySelector('.top i').focus()")
+    order = []
+    for _ in range(12):
+        page.page.keyboard.press("Tab")
+        order.append(page.read("document.activeElement.id || document.activeElement.parentElement.id"))
+    bar = ["link", "pause", "reset", "worlds", "share", "save", "settings-open", "close"]
+    assert order == [*bar, "map-card", "hud", "pad-move", "pad-move"]
+
+
+def _tree(page: WatchedPage) -> str:
+    return page.page.locator("body").aria_snapshot()
