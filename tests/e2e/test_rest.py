@@ -162,6 +162,14 @@ async def test_bad_fields_are_named(rest: Rest, change: dict[str, Any], status: 
     assert rest.worker.sessions == {}
 
 
+async def test_the_prompt_of_a_reset_is_bounded_too(rest: Rest) -> None:
+    created = await rest.create()
+    path = f"/v1/sessions/{created['session_id']}"
+    got, error = await rest.error("POST", f"{path}/reset", json={"prompt": "x" * 2001})
+    assert (got, error["code"], error["field"]) == (422, "prompt_too_long", "prompt")
+    assert (await rest.http.get(path)).json()["run"] == 0
+
+
 @pytest.mark.parametrize(
     ("body", "headers", "status", "code"),
     [

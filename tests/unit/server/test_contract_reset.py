@@ -109,6 +109,25 @@ def test_the_events_of_a_tick_that_came_to_nothing_are_answered(fate: Fate, phas
     run_virtual(main())
 
 
+def test_the_events_of_a_tick_that_fails_while_a_reset_waits_for_it_are_answered() -> None:
+    async def main() -> None:
+        async with loop_serving(ContractWorker()) as server:
+            client = await server.started()
+            client.send("session.pause")
+            await client.expect("session.state", state="paused")
+            await asyncio.sleep(1)
+            server.worker.tick_fates.append(Fate.ROLLED_BACK)
+            event_id = client.event()
+            client.send("session.unpause")
+            (actor,) = server.table.all()
+            await client.until(lambda: actor.session.in_flight is not None)
+            client.send("session.reset")
+            assert (await client.expect("event.dropped", event_id=event_id))["reason"] == "failed"
+            await client.expect("session.state", state="active", run=1)
+
+    run_virtual(main())
+
+
 def test_events_that_wait_when_a_reset_comes_are_dropped_for_it() -> None:
     async def main() -> None:
         async with loop_serving(ContractWorker()) as server:

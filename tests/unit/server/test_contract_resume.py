@@ -15,7 +15,7 @@ from server.config import SessionSection
 from server.errors import UnknownId
 from server.session import Phase
 from tests.support.contract_client import Ledger, LoopClient, LoopServer, assert_the_books_balance, loop_serving
-from tests.support.contract_worker import ContractWorker
+from tests.support.contract_worker import ContractWorker, Fate
 from tests.support.server_worker import model_info
 from tests.support.virtual_time import run_virtual, settle
 
@@ -263,6 +263,11 @@ def test_a_lost_world_that_was_reset_in_the_meantime_is_resumed() -> None:
             await again.chunks(3)
             assert {(header.run, header.epoch) for header in again.headers} == {(1, 2)}
             assert again.headers[0].chunk_index == 0
+            worker.tick_fates.append(Fate.UNKNOWN)
+            await again.expect("session.state", state="failed")
+            await again.leave()
+            back = await come_back(server, again.ledger)
+            await back.expect("session.state", state="failed")
 
     run_virtual(main())
 
