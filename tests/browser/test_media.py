@@ -1,4 +1,4 @@
-"""How the picture goes on: lost links, spoiled chunks, full buffers, hidden tabs, pauses, recordings, in both players."""
+"""How the picture goes on, in both players: lost links, spoiled chunks, full buffers, hidden tabs, pauses, films."""
 
 from __future__ import annotations
 

@@ -26,8 +26,9 @@ def test_every_message_of_the_page_is_one_that_the_server_takes(modules: Watched
         modules,
         "protocol.js",
         """return [
-          m.startMessage({prompt: 'p', image: {name: 'day'}}),
-          m.startMessage({prompt: 'p', image: {upload_id: 'u'}, seed: 3}),
+          m.startMessage({prompt: 'p', image: {name: 'day'}, format: 'fmp4'}),
+          m.startMessage({prompt: 'p', image: {upload_id: 'u'}, format: 'h264', seed: 3}),
+          m.watchMessage('token'),
           m.resumeMessage('token', -1),
           m.controlMessage(0, [{actions: ['w', 'l'], client_ts_ms: 12.5}]),
           m.promptMessage(1, 'p'),
@@ -37,7 +38,7 @@ def test_every_message_of_the_page_is_one_that_the_server_takes(modules: Watched
         ].map((message) => JSON.stringify(message))""",
     )
     parsed = [parse_client_message(message, LimitsSection()) for message in messages]
-    control = parsed[3].controls[0]
+    control = parsed[4].controls[0]
     assert b'"w","l"' in parse_control(control.track, control.schema_, control.data)
     assert run(modules, "protocol.js", "return m.PROTOCOL_VERSION") == PROTOCOL_VERSION
 
@@ -139,3 +140,107 @@ def test_reports_wait_while_chunks_come_early_and_hurry_when_they_come_late(modu
 def test_percentiles_are_nearest_rank(modules: WatchedPage) -> None:
     body = "return [m.percentile([], 0.5), m.percentile([3, 1, 2], 0.5), m.percentile([1, 2, 3, 4], 0.95)]"
     assert run(modules, "hud.js", body) == [None, 2, 4]
+
+
+def test_a_chunk_is_cut_into_units_and_those_into_their_parts(modules: WatchedPage) -> None:
+    cut = run(
+        modules,
+        "annexb.js",
+        """const unit = [0, 0, 0, 1, 0x67, 9, 0, 0, 0, 1, 0x68, 8, 0, 0, 1, 0x65, 0, 0, 3, 7];
+        const units = m.cutUnits(Uint8Array.from([...unit, 0, 0, 1, 0x41]), [20, 4]);
+        return units.map((unit) => m.nalsOf(unit).map((nal) => [m.nalType(nal), [...nal]]));""",
+    )
+    assert cut == [[[7, [0x67, 9]], [8, [0x68, 8]], [5, [0x65, 0, 0, 3, 7]]], [[1, [0x41]]]]
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ([[0, 0, 1, 9], [3]], "byte lengths that add up to 4, got [3]"),
+        ([[0, 0, 1, 9], None], "byte lengths that add up to 4"),
+        ([[0, 0, 1, 9, 5, 0, 1, 9], [4, 4]], "frame 1 of the chunk: expected a start code"),
+    ],
+)
+def test_a_bad_chunk_is_named(modules: WatchedPage, argument: list[Any], words: str) -> None:
+    body = "try { m.cutUnits(Uint8Array.from(argument[0]), argument[1]); } catch (error) { return error.message }"
+    assert words in run(modules, "annexb.js", body, argument)
+
+
+def test_a_walk_follows_the_poses_frame_by_frame(modules: WatchedPage) -> None:
+    walk = run(
+        modules,
+        "walk.js",
+        """const pose = (x, z, turn) =>
+          [Math.cos(turn), 0, Math.sin(turn), x, 0, 1, 0, 0, -Math.sin(turn), 0, Math.cos(turn), z, 0, 0, 0, 1];
+        const walk = new m.Walk(); const seen = [];
+        const show = (run, chunkIndex, frame, numFrames) =>
+          seen.push([walk.shown({run, chunkIndex, numFrames}, frame), ...Object.values(walk.place)]);
+        walk.chunk({run: 0, chunk_index: 0, pose: pose(0, 1, 3)});
+        walk.chunk({run: 0, chunk_index: 1, pose: pose(2, 1, -3)});
+        show(0, 0, 0, 2); show(0, 0, 1, 2); show(0, 1, 0, 2); show(0, 2, 0, 2);
+        const trail = walk.trail.length;
+        walk.chunk({run: 1, chunk_index: 0, pose: pose(0, 4, 0)});
+        show(1, 0, 0, 4);
+        for (let chunk = 1; chunk < 6000; chunk += 1) {
+          walk.chunk({run: 1, chunk_index: chunk, pose: pose(0, 4 + chunk, 0)});
+          walk.shown({run: 1, chunkIndex: chunk, numFrames: 1}, 0);
+        }
+        return {seen, trail, long: walk.trail.length, ends: walk._ends.size};""",
+    )
+    half_turn = walk["seen"][2][3]
+    assert walk["seen"][0] == [True, 0, 0.5, 1.5]
+    assert walk["seen"][1] == [True, 0, 1, 3]
+    assert walk["seen"][2][:3] == [True, 1, 1]
+    # From 3 to -3 the short way, past half a turn.
+    assert abs(half_turn) == pytest.approx(3.14159, abs=1e-4)
+    assert walk["seen"][3][0] is False
+    assert walk["trail"] == 3
+    assert walk["seen"][4][:3] == [True, 0, 1]
+    assert 500 < walk["long"] <= 2000
+    assert walk["ends"] <= 2
+
+
+def test_a_crop_stays_on_its_picture(modules: WatchedPage) -> None:
+    boxes = run(
+        modules,
+        "crop.js",
+        """const crop = new m.CropWindow({width: 1000, height: 300}, {width: 160, height: 96});
+        const boxes = [crop.box];
+        crop.move(9, 9); boxes.push(crop.box);
+        crop.zoom = 2; boxes.push(crop.box); crop.move(-1, -9); boxes.push(crop.box);
+        crop.zoom = 0.1; boxes.push(crop.box);
+        return boxes.map(({x, y, width, height}) => [x, y, width, height]);""",
+    )
+    assert boxes[0] == [250, 0, 500, 300]
+    assert boxes[1] == [500, 0, 500, 300]
+    assert boxes[2] == [625, 75, 250, 150]
+    assert boxes[3] == [375, 0, 250, 150]
+    assert boxes[4] == [250, 0, 500, 300]
+
+
+def test_playback_slows_down_hurries_and_jumps_with_what_is_left(modules: WatchedPage) -> None:
+    paces = run(
+        modules,
+        "timeline.js",
+        """const timeline = new m.Timeline(() => {});
+        return [0.5, 0.01, 0.01, 0.5, 2.4, 2.6, 4.1].map((slack) => timeline.pace(slack, 1));""",
+    )
+    rates = [pace["rate"] for pace in paces]
+    assert rates == pytest.approx([1, 0.95, 0.9, 0.95, 1, 1.08, 1.08])
+    assert [pace["isFarBehind"] for pace in paces] == [False] * 6 + [True]
+
+
+def test_the_frame_on_screen_is_found_and_each_chunk_reported_once(modules: WatchedPage) -> None:
+    shown = run(
+        modules,
+        "timeline.js",
+        """const seen = [];
+        const timeline = new m.Timeline(({segment, frame, isFirstOfChunk}) =>
+          seen.push([segment.chunkIndex, frame, isFirstOfChunk]));
+        timeline.add({epoch: 0, run: 0, chunk_index: 0, num_frames: 9}, 0, 0.75);
+        timeline.add({epoch: 0, run: 0, chunk_index: 1, num_frames: 12}, 0.75, 1.75);
+        for (const mediaS of [0, 0.0833, 0.7499, 1.7499, 5, -1]) timeline.shown(mediaS, 0);
+        return {seen, edges: [timeline.liveEdge(0.1), timeline.liveEdge(-0.5)]};""",
+    )
+    assert shown["seen"] == [[0, 0, True], [0, 1, False], [1, 0, True], [1, 11, False], [1, 11, False]]
+    assert shown["edges"] == [None, 0.75]

@@ -350,7 +350,8 @@ def _described(world: World) -> dict[str, Any]:
     """What `session.started` and `session.watching` share."""
     return {
         "protocol": 1, "session_id": "s-standin", "run": world.run, "model": "standin",
-        "width": WIDTH, "height": HEIGHT, "fps": FPS, "latent_frames_per_chunk": 3, "mime": _encoder(world).mime, "format": world.format,
+        "width": WIDTH, "height": HEIGHT, "fps": FPS, "latent_frames_per_chunk": 3,
+        "mime": _encoder(world).mime, "format": world.format,
     }  # fmt: skip
 
 
