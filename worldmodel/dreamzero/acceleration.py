@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import torch
+
 from kvcache.attention_backends import AttentionShape
 from kvcache.spec import KVSpec
 from worldmodel.dreamzero.config import DreamZeroOptions
 from worldmodel.dreamzero.fused_forward import FusedForward
 from worldmodel.dreamzero.sampler import Forward
-from worldmodel.dreamzero.transformer import DreamZeroTransformer
+from worldmodel.dreamzero.sizes import Sizes
+from worldmodel.dreamzero.transformer_config import TransformerConfig
 from worldmodel.dreamzero.weights import LoadedModel
 from worldmodel.errors import LoadFailed
 from worldmodel.kernels.layer_ops import LayerOps
-from worldmodel.kernels.names import LayerOperations
+from worldmodel.kernels.names import AttentionChoice, LayerOperations
 from worldmodel.wan.acceleration import Acceleration, attention_backend, join, layer_operations
+from worldmodel.wan.precision import PrecisionPlan
 
 
 def accelerate(model: LoadedModel, options: DreamZeroOptions, kv: KVSpec) -> Acceleration[Forward]:
@@ -21,33 +25,46 @@ def accelerate(model: LoadedModel, options: DreamZeroOptions, kv: KVSpec) -> Acc
     Raises:
         LoadFailed: naming the option, for a choice that can't run on this device or for this model.
     """
-    transformer = model.transformer
-    chosen = attention_backend(options.attention, _attention_shape(transformer, kv))
-    ops = _choose_ops(transformer, options.layer_operations, decoupled=model.sizes.final_noise is not None)
-    quantize = transformer.plan.quantizes_linears
-    forward = transformer if ops is None else FusedForward(transformer, ops, quantize=quantize)
-    return join(chosen, forward, ops, transformer.plan)
+    transformer, plan, sizes = model.transformer, model.transformer.plan, model.sizes
+    shape = _attention_shape(transformer.config, plan, transformer.device, kv)
+    chosen = attention_backend(options.attention, shape)
+    ops = _choose_ops(sizes, options, plan, transformer.device)
+    forward = transformer if ops is None else FusedForward(transformer, ops, quantize=plan.quantizes_linears)
+    return join(chosen, forward, ops, plan)
 
 
-def _attention_shape(transformer: DreamZeroTransformer, kv: KVSpec) -> AttentionShape:
+def check_choices(
+    sizes: Sizes, options: DreamZeroOptions, plan: PrecisionPlan, device: torch.device, kv: KVSpec
+) -> None:
+    """Refuse what `accelerate` would refuse, before there are weights; nothing is timed or allocated.
+
+    What is left to the worker needs no look. `device` must exist. Raises `LoadFailed` naming the option.
+    """
+    if options.attention is not AttentionChoice.AUTO:
+        attention_backend(options.attention, _attention_shape(sizes.transformer, plan, device, kv))
+    _choose_ops(sizes, options, plan, device)
+
+
+def _attention_shape(
+    config: TransformerConfig, plan: PrecisionPlan, device: torch.device, kv: KVSpec
+) -> AttentionShape:
     """Return what a draft at the end of the window asks for."""
-    config = transformer.config
     video = config.latent_frames_per_chunk * kv.tokens_per_latent_frame
     return AttentionShape(
         num_queries=video + config.register_tokens,
         num_keys=config.window_latent_frames * kv.tokens_per_latent_frame + config.register_tokens,
         num_heads=config.num_heads,
         head_dim=config.head_dim,
-        dtype=transformer.plan.linear,
-        device=transformer.device,
+        dtype=plan.linear,
+        device=device,
     )
 
 
-def _choose_ops(transformer: DreamZeroTransformer, choice: LayerOperations, *, decoupled: bool) -> LayerOps | None:
+def _choose_ops(sizes: Sizes, options: DreamZeroOptions, plan: PrecisionPlan, device: torch.device) -> LayerOps | None:
     """Return the fused operations to use, None for the layers as they are written. Raises `LoadFailed`."""
-    plan = transformer.plan
-    if not decoupled:
-        return layer_operations(choice, plan, transformer.device)
+    choice = options.layer_operations
+    if sizes.final_noise is None:
+        return layer_operations(choice, plan, device)
     if plan.quantizes_linears or choice not in (LayerOperations.AUTO, LayerOperations.UNFUSED):
         raise LoadFailed(
             "fused and float8 layers have one timestep, this checkpoint decouples the noise of video and actions: use "

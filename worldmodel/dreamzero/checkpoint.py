@@ -163,7 +163,8 @@ def _split(
         elif not _is_unused(name, sizes):
             tensors[component][rename[component](name.removeprefix(_PREFIXES[component]))] = info
     if strangers:
-        problems.append(f"{len(strangers)} tensors of no known part, such as {', '.join(sorted(strangers)[:5])}")
+        word = "tensor" if len(strangers) == 1 else "tensors"
+        problems.append(f"{len(strangers)} {word} of no known part, such as {', '.join(sorted(strangers)[:5])}")
     tensors[TRANSFORMER], lora = split_lora(tensors[TRANSFORMER], head, problems)
     return tensors, lora
 

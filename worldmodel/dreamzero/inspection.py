@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+import torch
+
 from kvcache.spec import KVSpec
 from worldmodel.checkpoint.errors import CheckpointError
 from worldmodel.checkpoint.inspection import (
@@ -18,11 +20,11 @@ from worldmodel.checkpoint.inspection import (
 )
 from worldmodel.checkpoint.json_file import read_json_object
 from worldmodel.checkpoint.safetensors_header import TensorInfo
+from worldmodel.dreamzero.acceleration import check_choices
 from worldmodel.dreamzero.checkpoint import (
     CONFIG_FILE,
     METADATA_FILE,
     TEXT_ENCODER,
-    TOKENIZER,
     DreamZeroCheckpoint,
 )
 from worldmodel.dreamzero.config import DreamZeroOptions
@@ -31,7 +33,7 @@ from worldmodel.dreamzero.memory import plan_kv
 from worldmodel.dreamzero.picture_size import latent_size
 from worldmodel.dreamzero.published import Scale, published
 from worldmodel.dreamzero.robot import Robot
-from worldmodel.dreamzero.weights import EmptyModules, check_tensors, empty_modules, num_parameters, read_checkpoint
+from worldmodel.dreamzero.weights import EmptyModules, check_parts, empty_modules, num_parameters, read_checkpoint
 from worldmodel.errors import LoadFailed
 from worldmodel.wan.precision import PrecisionPlan, precision_plan
 
@@ -53,8 +55,11 @@ def inspect_dreamzero(
     precision: str,
     options: DreamZeroOptions | None = None,
     cards_gb: tuple[float, ...] = CARDS_GB,
+    device: torch.device | None = None,
 ) -> Inspection:
     """Inspect a checkpoint, by default at the picture size and for the robot that it was trained for.
+
+    With a `device`, choices of `options` that cannot be had on it are problems too.
 
     Raises `LoadFailed` if it cannot be understood, ValueError for a size or a precision that there isn't.
     """
@@ -78,7 +83,7 @@ def inspect_dreamzero(
         geometry=_geometry(checkpoint, robot, spec),
         memory={**weights_bytes, **session_memory(spec, cross_store="text_and_image")},
         capacity=tuple(card_capacity(card, spec, sum(weights_bytes.values())) for card in cards_gb),
-        problems=_problems(checkpoint, modules),
+        problems=(*_problems(checkpoint, modules), *_choice_problems(checkpoint, options, plan, device, spec)),
     )
 
 
@@ -173,13 +178,24 @@ def _geometry(checkpoint: DreamZeroCheckpoint, robot: Robot, spec: KVSpec) -> di
 
 
 def _problems(checkpoint: DreamZeroCheckpoint, modules: EmptyModules) -> tuple[str, ...]:
-    problems: list[str] = []
     try:
-        check_tensors(checkpoint, modules)
+        check_parts(checkpoint, modules)
     except CheckpointError as error:
-        problems += error.problems
+        return error.problems
+    return ()
+
+
+def _choice_problems(
+    checkpoint: DreamZeroCheckpoint,
+    options: DreamZeroOptions | None,
+    plan: PrecisionPlan,
+    device: torch.device | None,
+    spec: KVSpec,
+) -> tuple[str, ...]:
+    if device is None or options is None:
+        return ()
     try:
-        checkpoint.component(TOKENIZER)
-    except CheckpointError as error:
-        problems.append(error.message)
-    return tuple(problems)
+        check_choices(checkpoint.sizes, options, plan, device, spec)
+    except LoadFailed as error:
+        return (error.message,)
+    return ()

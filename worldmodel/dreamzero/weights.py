@@ -6,7 +6,6 @@ read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -14,10 +13,11 @@ from torch import nn
 
 from worldmodel.adapter import ProgressFn
 from worldmodel.checkpoint.errors import CheckpointError
-from worldmodel.checkpoint.loading import Progress, listing, names_by_tensor
-from worldmodel.checkpoint.safetensors_header import TensorInfo
+from worldmodel.checkpoint.loading import Progress
 from worldmodel.dreamzero.checkpoint import (
     IMAGE_ENCODER,
+    TEXT_ENCODER,
+    TOKENIZER,
     TRANSFORMER,
     VAE,
     DreamZeroCheckpoint,
@@ -35,6 +35,7 @@ from worldmodel.dreamzero.transformer import DreamZeroTransformer
 from worldmodel.dreamzero.wide_vae import WideObservationVAE
 from worldmodel.messages import LoadStage
 from worldmodel.wan.precision import PrecisionPlan
+from worldmodel.wan.umt5 import UMT5Encoder, parse_umt5_config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -62,9 +63,15 @@ class EmptyModules:
     transformer: DreamZeroTransformer
     vae: ObservationVAE
     image_encoder: ImageEncoder
+    text_encoder: UMT5Encoder
 
     def by_component(self) -> dict[str, nn.Module]:
-        return {TRANSFORMER: self.transformer, VAE: self.vae, IMAGE_ENCODER: self.image_encoder}
+        return {
+            TRANSFORMER: self.transformer,
+            VAE: self.vae,
+            IMAGE_ENCODER: self.image_encoder,
+            TEXT_ENCODER: self.text_encoder,
+        }
 
 
 def load_model(
@@ -77,12 +84,13 @@ def load_model(
             names everything found.
     """
     # Imported here, so that a model made without a checkpoint needs no tokenizer library.
-    from worldmodel.wan.text_encoder import TextCleaning, load_text_encoder
+    from worldmodel.wan.text_encoder import TextCleaning, load_text_encoder, load_tokenizer
 
     progress(LoadStage.CHECKPOINT, 0.0, "")
     checkpoint, robot = read_checkpoint(path, options)
     modules = empty_modules(checkpoint.sizes)
-    check_tensors(checkpoint, modules)
+    check_parts(checkpoint, modules)
+    tokenizer = load_tokenizer(checkpoint, modules.text_encoder.config.vocab_size)
     progress(LoadStage.CHECKPOINT, 1.0, "")
     transformer = _load_transformer(checkpoint, modules.transformer, plan, device, progress)
     vae, image_encoder = modules.vae, modules.image_encoder
@@ -99,6 +107,7 @@ def load_model(
         cleaning=TextCleaning.OFFICIAL,
         dtype=plan.text_encoder,
         device=device,
+        tokenizer=tokenizer,
         progress=_share(LoadStage.TEXT_ENCODER, progress, 0.0, 1.0),
     )
     return LoadedModel(
@@ -131,7 +140,7 @@ def read_checkpoint(path: str, options: DreamZeroOptions) -> tuple[DreamZeroChec
     )
     modules = empty_modules(checkpoint.sizes)
     if problems or robot is None:
-        raise CheckpointError(checkpoint.name, *problems, *_tensor_problems(checkpoint, modules))
+        raise CheckpointError(checkpoint.name, *problems, *_part_problems(checkpoint, modules))
     return checkpoint, robot
 
 
@@ -140,9 +149,12 @@ def empty_modules(sizes: Sizes) -> EmptyModules:
     with torch.device("meta"):
         transformer = DreamZeroTransformer(sizes.transformer)
         image_encoder = ImageEncoder(sizes.image_encoder)
+        text_encoder = UMT5Encoder(parse_umt5_config(sizes.text_encoder))
     # Statistics of the latents are no weights: they need values from the start.
     vae_class = WideObservationVAE if sizes.wide_vae else ObservationVAE
-    return EmptyModules(transformer=transformer, vae=vae_class(sizes.vae), image_encoder=image_encoder)
+    return EmptyModules(
+        transformer=transformer, vae=vae_class(sizes.vae), image_encoder=image_encoder, text_encoder=text_encoder
+    )
 
 
 def num_parameters(module: nn.Module) -> int:
@@ -168,31 +180,28 @@ def _share(stage: LoadStage, progress: ProgressFn, start: float, end: float) -> 
     return lambda fraction, detail: progress(stage, start + fraction * (end - start), detail)
 
 
-def check_tensors(checkpoint: DreamZeroCheckpoint, modules: EmptyModules) -> None:
-    """Compare names and shapes of all tensors. Raises `CheckpointError` with everything that does not fit."""
-    problems = _tensor_problems(checkpoint, modules)
+def check_parts(checkpoint: DreamZeroCheckpoint, modules: EmptyModules) -> None:
+    """Compare names and shapes of all tensors and look at the tokenizer. Raises `CheckpointError` with all findings."""
+    problems = _part_problems(checkpoint, modules)
     if problems:
         raise CheckpointError(checkpoint.name, *problems)
 
 
-def _tensor_problems(checkpoint: DreamZeroCheckpoint, modules: EmptyModules) -> list[str]:
-    """Compare names and shapes of all components with their modules."""
-    return [
-        problem
-        for component, module in modules.by_component().items()
-        for problem in _compare(component, module, checkpoint.tensors[component])
+def _part_problems(checkpoint: DreamZeroCheckpoint, modules: EmptyModules) -> list[str]:
+    """Compare names and shapes of all components with their modules, and look at the tokenizer."""
+    problems = [
+        f"{name}: {problem}"
+        for name, module in modules.by_component().items()
+        for problem in checkpoint.component(name).misfits(module)
     ]
+    return [*problems, *_tokenizer_problems(checkpoint)]
 
 
-def _compare(component: str, module: nn.Module, stored: Mapping[str, TensorInfo]) -> list[str]:
-    wanted = {name: tuple(tensor.shape) for tensor, names in names_by_tensor(module) for name in names}
-    findings = {
-        f"missing tensors of the {component}": [name for name in wanted if name not in stored],
-        f"extra tensors of the {component}": sorted(set(stored) - set(wanted)),
-        f"wrong shapes in the {component}": [
-            f"{name} {list(stored[name].shape)} instead of {list(shape)}"
-            for name, shape in wanted.items()
-            if name in stored and stored[name].shape != shape
-        ],
-    }
-    return [listing(title, names) for title, names in findings.items() if names]
+def _tokenizer_problems(checkpoint: DreamZeroCheckpoint) -> list[str]:
+    # Imported here for the reason that `load_model` gives.
+    from worldmodel.wan.text_encoder import find_tokenizer_problems
+
+    try:
+        return [f"tokenizer: {problem}" for problem in find_tokenizer_problems(checkpoint.component(TOKENIZER))]
+    except CheckpointError as error:
+        return [error.message]

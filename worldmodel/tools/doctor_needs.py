@@ -26,12 +26,12 @@ def checkpoint_needs(start: StartWorker, *, has_device: bool) -> tuple[str, tupl
         case "lingbot_world_v2":
             return _lingbot(start, torch.device(start.device) if has_device else None)
         case "dreamzero":
-            return _dreamzero(start)
+            return _dreamzero(start, torch.device(start.device) if has_device else None)
         case _:
             return f"{start.checkpoint or 'none'} (not looked into for this model)", (), None
 
 
-def _dreamzero(start: StartWorker) -> tuple[str, tuple[str, ...], Needs | None]:
+def _dreamzero(start: StartWorker, device: torch.device | None) -> tuple[str, tuple[str, ...], Needs | None]:
     """Read settings and headers as a worker does. Raises what that raises, with all problems."""
     found = inspect_dreamzero(
         start.checkpoint,
@@ -39,6 +39,7 @@ def _dreamzero(start: StartWorker) -> tuple[str, tuple[str, ...], Needs | None]:
         height=start.height,
         precision=start.precision,
         options=DreamZeroOptions.from_json(start.model_options),
+        device=device,
     )
     weights = (
         "transformer_weights_bytes",

@@ -61,7 +61,7 @@ def test_what_is_wrong_is_named_and_the_exit_code_is_1(tmp_path: Path, capsys: p
     del tensors["action_head.model.head.modulation"]
     save_file(tensors, file)
     assert main([str(folder)]) == 1
-    assert "of the transformer (head.modulation)" in " ".join(capsys.readouterr().out.split())
+    assert "transformer: 1 missing tensor (head.modulation)" in " ".join(capsys.readouterr().out.split())
     (folder / "experiment_cfg/conf.yaml").unlink()
     assert main([str(folder)]) == 1
     assert "experiment_cfg/conf.yaml is missing" in capsys.readouterr().err

@@ -31,6 +31,7 @@ def test_all_problems_are_named_at_once(tmp_path: Path) -> None:
     del weights["action_head.model.head.modulation"]
     weights["action_head.model.stranger"] = torch.zeros(1)
     weights["action_head.vae.model.conv1.bias"] = torch.zeros(3)
+    del weights["action_head.text_encoder.norm.weight"]
     weights["backbone.weight"] = torch.zeros(1)
     metadata = json.loads(json.dumps({"oxe_droid": manifest()["metadata_json_example"]}))
     del metadata["oxe_droid"]["statistics"]["state"]["joint_position"]["q01"]
@@ -40,10 +41,11 @@ def test_all_problems_are_named_at_once(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         load(folder)
     for part in (
-        "missing tensor of the transformer (head.modulation)",
-        "extra tensor of the transformer (stranger)",
-        "wrong shape in the vae (quant_conv.bias [3] instead of [32])",
-        "tensors of no known part, such as backbone.weight",
+        "transformer: 1 missing tensor (head.modulation)",
+        "transformer: 1 extra tensor (stranger)",
+        "vae: 1 wrong shape (quant_conv.bias [3] instead of [32])",
+        "text_encoder: 1 missing tensor (encoder.final_layer_norm.weight)",
+        "1 tensor of no known part, such as backbone.weight",
         "statistics.state.joint_position: q01 is missing, which q99 needs",
         "modalities.video.wrist_image_left.resolution",
         "relative_action_keys names no action: elbow",

@@ -7,6 +7,7 @@ import json
 import re
 import resource
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -168,9 +169,43 @@ def test_a_robot_model_is_looked_into(tmp_path: Path, monkeypatch: pytest.Monkey
     save_file(weights, folder / "model.safetensors")
     failed = checks(start_worker(folder))["checkpoint"]
     assert failed.status is Status.FAIL
-    for problem in ("no statistics of oxe_droid, only of nothing", "1 missing tensor of the transformer"):
+    for problem in ("no statistics of oxe_droid, only of nothing", "transformer: 1 missing tensor (head.modulation)"):
         assert problem in failed.found
     assert "does not exist" in checks(start_worker(tmp_path / "nothing"))["checkpoint"].found
+
+
+@pytest.mark.parametrize(
+    ("options", "precision", "message"),
+    [
+        ({"attention": "flash3"}, "bf16", "attention 'flash3' can't be used: it needs a CUDA device"),
+        ({"layer_operations": "triton"}, "bf16", "layer operations 'triton' can't be used"),
+        ({"layer_operations": "unfused"}, "fp8", "'fp8' has no unfused form"),
+    ],
+)
+def test_kernels_that_a_robot_model_names_are_looked_for(
+    tmp_path: Path, options: dict[str, object], precision: str, message: str
+) -> None:
+    folder = write_checkpoint(tmp_path)
+    found = checks(replace(start_worker(folder, **options), precision=precision))["checkpoint"]
+    assert (found.status, message in found.found) == (Status.FAIL, True)
+
+
+def test_a_robot_model_on_a_card(tmp_path: Path, card: SimpleNamespace) -> None:
+    found = checks(replace(start_worker(write_checkpoint(tmp_path)), device="cuda:0"))
+    assert {found[name].status for name in ("checkpoint", "device memory", "host memory", "memlock")} == {Status.OK}
+    assert found["fused kernels"].status is Status.WARN
+    card.free_bytes = 1_000_000
+    failed = checks(replace(start_worker(tmp_path), device="cuda:0"))["device memory"]
+    assert failed.status is Status.FAIL
+
+
+def test_a_damaged_tokenizer_of_a_robot_model_is_found_before_any_weights(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path)
+    (folder / "tokenizer" / "tokenizer.json").write_text("{}", encoding="utf-8")
+    assert "is no tokenizer" in checks(start_worker(folder))["checkpoint"].found
+    for file in (folder / "tokenizer").iterdir():
+        file.unlink()
+    assert "has none of tokenizer.json" in checks(start_worker(folder))["checkpoint"].found
 
 
 def test_a_model_without_a_planner_is_not_looked_into() -> None:
