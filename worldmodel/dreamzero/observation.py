@@ -42,6 +42,10 @@ class ObservationReader:
         Keys that the robot has no use for are let pass, states that are missing are zero. Raises `RequestRefused`
         naming the key that is wrong.
         """
+        if not any(key in arrays for key in self._robot.cameras):
+            # Acting on what was seen before would be acting blindly.
+            expected = ", ".join(self._robot.cameras)
+            raise _refusal(self._robot.cameras[0], f"expected pictures of at least one camera of {expected}, got none")
         added = tuple(
             self._add_camera(key, arrays.get(key), before)
             for key, before in zip(self._robot.cameras, cameras or (None,) * len(self._robot.cameras), strict=True)

@@ -205,6 +205,19 @@ def test_a_camera_that_is_silent_keeps_its_frames(adapter: DreamZeroAdapter) -> 
     call(runtime, "a", 1, silent, "a")
 
 
+def test_a_request_without_any_picture_is_refused(adapter: DreamZeroAdapter, alone: Alone) -> None:
+    runtime = make_runtime(adapter)
+    open_robot(runtime, "a")
+    assert_same(act(runtime, "a", 0, 0), alone(0)[0])
+    blind = {key: array for key, array in observe(0, 1).items() if "image" not in key}
+    with pytest.raises(
+        RequestRefused, match="expected pictures of at least one camera of observation/exterior"
+    ) as caught:
+        call(runtime, "a", 1, blind | {"observation/image": observe(0, 1)["observation/wrist_image_left"]}, "a")
+    assert caught.value.code == "bad_observation"
+    assert_same(act(runtime, "a", 0, 1), alone(0)[1])
+
+
 @pytest.mark.parametrize(
     ("key", "value", "problem"),
     [
