@@ -1,13 +1,19 @@
-"""Each example against a real server with the fake model, as the files are run or with a hand on the sticks."""
+"""Each example and each game client against a real server with the fake model."""
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import io
+import json
 import re
+import struct
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import av
 import pygame
@@ -16,7 +22,12 @@ import pytest
 from clients.conformance.picture import png
 from clients.examples import drive_by_gamepad, scripted_flight, watch, window, write_mp4
 from clients.python import WorldClient, connect
+from server.wire.binary import pack_chunk
+from server.wire.messages import StreamFormat
+from tests.support import game_fixtures, game_tools
 from tests.support.server_process import ServerProcess, running_command
+
+GAME_CHUNKS = 3
 
 CONFIG = """\
 [model]
@@ -24,7 +35,7 @@ name = "fake"
 checkpoint = "{folder}"
 width = 64
 height = 48
-fps = 60
+fps = 120
 precision = "fp32"
 begin_image = "start"
 start_images = [{{ name = "start", file = "start.png", prompt = "a small town" }}]
@@ -166,3 +177,72 @@ def test_no_pygame_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "clients.examples.window")
     with pytest.raises(SystemExit, match=r"this example needs pygame: pip install 'worldserve\[window\]'"):
         importlib.import_module("clients.examples.window")
+
+
+# ---------------------------------------------------------------- games
+
+
+def taken_apart(frame: bytes) -> tuple[dict[str, Any], list[bytes]]:
+    """Take a frame apart by what docs/protocol.md says, with nothing of ours: its header, and its pictures."""
+    (header_bytes,) = struct.unpack(">I", frame[:4])
+    header = json.loads(frame[4 : 4 + header_bytes])
+    payload = frame[4 + header_bytes :]
+    if "shape" in header:
+        num_frames, height, width, depth = header["shape"]
+        sizes = [height * width * depth] * num_frames
+    else:
+        sizes = header["sizes"]
+    ends = list(accumulate(sizes))
+    assert ends[-1] == len(payload)
+    return header, [payload[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+
+
+def digests(chunk_index: int, pictures: Iterable[bytes]) -> str:
+    """Write a chunk as the headless clients do."""
+    shown = [hashlib.sha256(picture).hexdigest()[:16] for picture in pictures]
+    return " ".join(["chunk", str(chunk_index), *shown])
+
+
+def fixture(format: str) -> bytes:
+    return (game_tools.GAMES / "fixtures" / f"{format}.frame").read_bytes()
+
+
+def test_the_fixture_of_raw_pictures_is_what_the_server_sends() -> None:
+    assert fixture("rgb24") == game_fixtures.fixture_frame(StreamFormat.RGB24)
+    _, pictures = taken_apart(fixture("rgb24"))
+    assert b"".join(pictures) == game_fixtures.rgb_pictures().tobytes()
+
+
+def test_the_fixture_of_h264_is_what_the_server_sends() -> None:
+    """Coded pictures may differ between versions of the encoder; all that a client relies on may not."""
+    header, units = taken_apart(fixture("h264"))
+    ours, our_units = taken_apart(game_fixtures.fixture_frame(StreamFormat.H264))
+    assert {**header, "sizes": 0} == {**ours, "sizes": 0}
+    for unit, our_unit in zip(units, our_units, strict=True):
+        kinds = [[nal[0] & 0x1F for nal in each.split(b"\0\0\0\1")[1:]] for each in (unit, our_unit)]
+        assert kinds[0] == kinds[1]
+    with av.open(io.BytesIO(b"".join(units)), format="h264") as stream:
+        pictures = [frame.to_ndarray(format="rgb24").shape for frame in stream.decode(video=0)]
+    assert pictures == [(game_fixtures.HEIGHT, game_fixtures.WIDTH, 3)] * game_fixtures.FRAMES
+
+
+async def seen_by_python(url: str, format: str) -> list[str]:
+    """Return the first chunks of the world that the game clients ask for."""
+    async with WorldClient(url, image="start", prompt="a town", seed=7, format=format) as world:
+        chunks = [await world.next_chunk() for _ in range(GAME_CHUNKS)]
+    frames = [pack_chunk(chunk.header, chunk.payload) for chunk in chunks if chunk is not None]
+    return [digests(index, taken_apart(frame)[1]) for index, frame in enumerate(frames)]
+
+
+async def test_game_clients_see_steer_and_resume(server: ServerProcess, tmp_path: Path) -> None:
+    """Drives each client whose tool chain is installed; without any, only the fixtures above are checked."""
+    address = server.url.replace("http://", "ws://") + "v1/world"
+    wanted = {format: await seen_by_python(server.url, format) for format in ("rgb24", "h264")}
+    assert wanted["rgb24"] != wanted["h264"]
+    for tool in await game_tools.installed_tools(tmp_path):
+        for format, chunks in wanted.items():
+            _, pictures = taken_apart(fixture(format))
+            path = game_tools.GAMES / "fixtures" / f"{format}.frame"
+            assert await tool.run(str(path)) == [digests(game_fixtures.CHUNK_INDEX, pictures)], tool.name
+            said = await tool.run(address, "a town", "start", format, "7", str(GAME_CHUNKS))
+            assert said == [*chunks, "applied 0", "resumed 2", "closed client"], tool.name
