@@ -14,11 +14,12 @@ ON_UNAVAILABLE = ("stop", "ordinary")
 VALIDATIONS = ("fast", "full")
 VAE = ("resident", "parked")
 CAMERA = ("per_chunk", "per_layer")
+DECODE = ("whole_chunk", "per_latent_frame")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadSettings:
-    """Where weights are and how they travel; all but `vae` and `device_bytes` count for streamed weights only.
+    """Where weights are and how they travel; the last four settings and `device_bytes` count for any weights.
 
     `host`: the memory of streamed weights. `transfer`: from page-locked memory at the speed of the link, or through
     small staging buffers. `on_unavailable`: what to do where one of the two can't be had: stop the start, or take
@@ -28,7 +29,8 @@ class OffloadSettings:
     `cache_folder` belongs to `host = "runtime_cache"`; an entry is checked as `cache_validation` says and waited for
     `cache_lock_timeout_s`; above `cache_max_bytes` the entries used longest ago are deleted. `vae`: "parked" keeps its
     weights on the host between uses. `camera_modulation`: "per_layer" computes the camera's scales and shifts where
-    they are needed instead of keeping those of all layers for a chunk: less memory, more work.
+    they are needed instead of keeping those of all layers for a chunk. `decode`: "per_latent_frame" decodes a chunk in
+    parts. Both take less memory and more time; the second may round otherwise.
     """
 
     weights: str = "resident"
@@ -45,6 +47,7 @@ class OffloadSettings:
     cache_lock_timeout_s: float = 1800.0
     vae: str = "resident"
     camera_modulation: str = "per_chunk"
+    decode: str = "whole_chunk"
 
     def __post_init__(self) -> None:
         words = {
@@ -55,6 +58,7 @@ class OffloadSettings:
             "cache_validation": VALIDATIONS,
             "vae": VAE,
             "camera_modulation": CAMERA,
+            "decode": DECODE,
         }
         for name, known in words.items():
             if getattr(self, name) not in known:

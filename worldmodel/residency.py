@@ -27,13 +27,16 @@ KV_DTYPES: dict[int, torch.dtype] = {4: torch.float32, 2: torch.bfloat16, 1: tor
 def plan_capacity(spec: KVSpec, start: StartWorker) -> int:
     """Return how many sessions fit beside the loaded weights, at most `start.requested_sessions`.
 
-    On a CPU the budget is `start.memory_bytes` (None: as many as requested), on CUDA a fraction of what is free now.
+    On a CPU the budget is `start.memory_bytes` (None: as many as requested), on CUDA a fraction of what is free now, or
+    left of `start.offload.device_bytes`.
     If one session needs more than the fraction, but not more than is free, it is served and a warning says so. Raises
     `LoadFailed` with the numbers if not even one fits.
     """
     spec = replace(spec, requested_sessions=start.requested_sessions)
     if torch.device(start.device).type == "cuda":
         free_bytes, _ = torch.cuda.mem_get_info(start.device)
+        if start.offload.device_bytes is not None:
+            free_bytes = min(free_bytes, start.offload.device_bytes - torch.cuda.memory_reserved(start.device))
         fraction = start.gpu_memory_fraction
     elif start.memory_bytes is None:
         return start.requested_sessions

@@ -16,6 +16,7 @@ import torch
 from kvcache.attention import Attention
 from kvcache.spec import KVSpec
 from kvcache.transaction import ChunkTransaction
+from offload.parked_module import ParkedModule
 from worldmodel.adapter import (
     NO_ARRAYS,
     Arrays,
@@ -115,6 +116,10 @@ class LingBotAdapter:
         self._noise_clip_latent_frames = options.noise_clip_latent_frames or 0
         plan = model.transformer.plan
         self._recache_on_prompt = options.recache_on_prompt
+        self._decodes_whole_chunks = config.offload.decode == "whole_chunk"
+        model.transformer.keeps_camera = config.offload.camera_modulation == "per_chunk"
+        if config.offload.vae == "parked":
+            self._vae.residence = ParkedModule(self._vae, self._device).on_device
         kv = self.kv_spec()
         self._acceleration = accelerate(model.transformer, options, kv, stream_request(model, config, progress))
         with torch.inference_mode():
@@ -170,6 +175,8 @@ class LingBotAdapter:
             requested_sessions=self._requested_sessions,
             recache_on_prompt=self._recache_on_prompt,
             noise_clip_latent_frames=self._noise_clip_latent_frames,
+            keeps_camera=self._transformer.keeps_camera,
+            decodes_whole_chunks=self._decodes_whole_chunks,
         )
 
     def attention(self) -> Attention:
@@ -300,8 +307,14 @@ class LingBotAdapter:
     def _decode(self, latents_CFYX: torch.Tensor, state: LingBotState) -> tuple[torch.Tensor | None, VAECache | None]:
         if not needs_pixels(state.outputs):
             return None, None
-        frames_13THW, cache = self._vae.decode(latents_CFYX[None], state.decoder_cache)
-        return frames_13THW[0], cache
+        if self._decodes_whole_chunks:
+            frames_13THW, cache = self._vae.decode(latents_CFYX[None], state.decoder_cache)
+            return frames_13THW[0], cache
+        next_cache, frames = state.decoder_cache, []
+        for latent_CYX in latents_CFYX.unbind(1):
+            frames_13THW, next_cache = self._vae.decode(latent_CYX[None, :, None], next_cache)
+            frames.append(frames_13THW[0])
+        return torch.cat(frames, dim=1), next_cache
 
     def _num_media_frames(self, chunk: ChunkTransaction) -> int:
         is_first = chunk.first_latent_frame == 0

@@ -127,7 +127,7 @@ class FusedForward:
         layer, fused, m = self._transformer.layers[index], self._layers[index], time.layers[index]
         query_THK = self._query_and_cache(index, a_TD, rotations_TR2, chunk)
         attended_TD = self._format.linear_input(chunk.attend(index, query_THK).flatten(1))
-        camera = inputs.camera[index]
+        camera = self._transformer.camera_at(index, inputs)
         update = Update(
             branch_TD=fused.self_output(attended_TD),
             gate_D=m.attention_gate,

@@ -42,10 +42,13 @@ def plan_kv(
     requested_sessions: int = 1,
     recache_on_prompt: bool = False,
     noise_clip_latent_frames: int = 0,
+    keeps_camera: bool = True,
+    decodes_whole_chunks: bool = True,
 ) -> KVSpec:
     """Return the K/V geometry at one picture size, with the bytes of a session and of the worker.
 
-    `vae` may be on the meta device.
+    `vae` may be on the meta device. A worker that does not keep the camera's scales and shifts has those of one layer
+    at a time; one that does not decode whole chunks decodes one latent frame at a time.
     """
     latent_height, latent_width = height // vae.config.spatial_factor, width // vae.config.spatial_factor
     spec = kv_geometry(
@@ -54,7 +57,15 @@ def plan_kv(
         latent_height=latent_height,
         latent_width=latent_width,
         requested_sessions=requested_sessions,
-        worker_owned_bytes=_worker_bytes(config, vae, plan, width=width, height=height),
+        worker_owned_bytes=_worker_bytes(
+            config,
+            vae,
+            plan,
+            width=width,
+            height=height,
+            num_camera_layers=config.num_layers if keeps_camera else 1,
+            decoded_latent_frames=config.latent_frames_per_chunk if decodes_whole_chunks else 1,
+        ),
     )
     owned_bytes = _session_bytes(config, vae, plan, width=width, height=height)
     owned_bytes += noise_clip_latent_frames * config.out_channels * latent_height * latent_width * FLOAT32_BYTES
@@ -76,18 +87,27 @@ def _session_bytes(config: TransformerConfig, vae: WanVAE, plan: PrecisionPlan, 
     return vae.cache_bytes(height, width, plan.vae) + image_bytes + condition_bytes + 2 * text_bytes
 
 
-def _worker_bytes(config: TransformerConfig, vae: WanVAE, plan: PrecisionPlan, *, width: int, height: int) -> int:
+def _worker_bytes(
+    config: TransformerConfig,
+    vae: WanVAE,
+    plan: PrecisionPlan,
+    *,
+    width: int,
+    height: int,
+    num_camera_layers: int,
+    decoded_latent_frames: int,
+) -> int:
     """Count the camera bases, the VAE caches of the chunk in flight, then the larger of denoising and decoding.
 
-    One chunk is in flight at a time, whoever owns it. Denoising holds camera scale and shift of all layers for one
+    One chunk is in flight at a time, whoever owns it. Denoising holds camera scale and shift of layers for one
     chunk, decoding its widest activations: they follow each other.
     """
     factor = vae.config.spatial_factor
     tokens_per_frame = math.prod((height // factor // PATCH, width // factor // PATCH))
     frames = config.latent_frames_per_chunk
-    modulation_bytes = 2 * config.num_layers * frames * tokens_per_frame * config.width * plan.linear.itemsize
+    modulation_bytes = 2 * num_camera_layers * frames * tokens_per_frame * config.width * plan.linear.itemsize
     bases_bytes = num_camera_bases(plan) * ROTATION_ELEMENTS * tokens_per_frame * config.width * FLOAT32_BYTES
-    media_frames = vae.config.temporal_factor * frames
+    media_frames = vae.config.temporal_factor * decoded_latent_frames
     activation_bytes = media_frames * vae.config.decoder_base_dim * height * width * plan.vae.itemsize
     in_flight_bytes = vae.cache_bytes(height, width, plan.vae)
     return bases_bytes + in_flight_bytes + max(modulation_bytes, DECODE_ACTIVATIONS * activation_bytes)

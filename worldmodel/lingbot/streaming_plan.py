@@ -47,7 +47,7 @@ def plan_layers(
         LayerPart(name=name, layer_bytes=layout.num_bytes, uses_per_chunk=_uses(name, settings))
         for name, layout in layouts.items()
     ]
-    budget_bytes, explanation = _budget(settings, kv, numbers)
+    budget_bytes, explanation = weights_budget(settings, kv, numbers)
     try:
         return plan_residency(parts, num_layers, budget_bytes)
     except BudgetTooSmall as error:
@@ -64,15 +64,16 @@ def _uses(part: str, settings: OffloadSettings) -> float:
     return math.ceil(max(USES_PER_CHUNK.values())) if is_repeated else USES_PER_CHUNK[part]
 
 
-def _budget(settings: OffloadSettings, kv: KVSpec, numbers: DeviceNumbers) -> tuple[int | None, str]:
+def weights_budget(settings: OffloadSettings, kv: KVSpec, numbers: DeviceNumbers) -> tuple[int | None, str]:
     """Return the bytes that weights may take, None for any, and where they come from."""
     limits: list[tuple[int, str]] = []
     sessions_bytes = kv.required_bytes(kv.requested_sessions)
-    reserved_bytes = int(sessions_bytes / numbers.gpu_memory_fraction) + WORKING_BYTES
-    reserved = (
-        f"{_gib(sessions_bytes)} for {kv.requested_sessions} sessions at gpu_memory_fraction "
-        f"{numbers.gpu_memory_fraction:g}, {_gib(WORKING_BYTES)} of working memory"
-    )
+    if kv.requested_sessions > 1:
+        # One session is served whatever the fraction.
+        sessions_bytes = int(sessions_bytes / numbers.gpu_memory_fraction)
+    reserved_bytes = sessions_bytes + WORKING_BYTES
+    sessions = "one session" if kv.requested_sessions == 1 else f"{kv.requested_sessions} sessions"
+    reserved = f"{_gib(sessions_bytes)} for {sessions} and {_gib(WORKING_BYTES)} of working memory"
     if settings.resident_bytes is not None:
         limits.append((settings.resident_bytes, f"resident_bytes is {_gib(settings.resident_bytes)}"))
     if numbers.free_bytes is not None:

@@ -60,9 +60,13 @@ class CameraModulation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkInputs:
-    """What stays the same in the five forwards of a chunk."""
+    """What stays the same in the five forwards of a chunk.
+
+    `camera` is that of all layers, or empty where every forward computes each layer's from the tokens `camera_TD`.
+    """
 
     condition_features: torch.Tensor
+    camera_TD: torch.Tensor
     camera: tuple[CameraModulation, ...]
     rotations: torch.Tensor
     num_latent_frames: int
@@ -183,6 +187,7 @@ class LingBotTransformer(WanTransformer):
         self.blocks = nn.ModuleList(self.layers)
         self.head = Head(width=width, out_channels=config.out_channels, eps=config.eps)
         self.weights = PartWeights()
+        self.keeps_camera = True
 
     # ------------------------------------------------------------ once per prompt
 
@@ -235,11 +240,13 @@ class LingBotTransformer(WanTransformer):
         _, num_latent_frames, latent_height, latent_width = condition_CFYX.shape
         camera_TD = self.camera_tokens(projected_rays_TD.to(self.plan.linear))
         # Enqueued before the rotations are computed, so that a device works while the host does.
-        camera = tuple(self.camera_modulation(index, camera_TD) for index in range(len(self.layers)))
+        kept = range(len(self.layers)) if self.keeps_camera else range(0)
+        camera = tuple(self.camera_modulation(index, camera_TD) for index in kept)
         table = self.rope_table(latent_height, latent_width)
         rotations = table.rotations(first_latent_frame, num_latent_frames).to(self.plan.rope)
         return ChunkInputs(
             condition_features=patchify(condition_CFYX.to(self.plan.linear)),
+            camera_TD=camera_TD,
             camera=camera,
             rotations=to_device(rotations, self.device),
             num_latent_frames=num_latent_frames,
@@ -251,6 +258,10 @@ class LingBotTransformer(WanTransformer):
         """Turn the shared camera tokens into one layer's scale and shift."""
         with self.weights.camera.layer(index):
             return self.layers[index].camera_modulation(camera_TD)
+
+    def camera_at(self, index: int, inputs: ChunkInputs) -> CameraModulation:
+        """Return one layer's scale and shift, kept or computed here."""
+        return inputs.camera[index] if inputs.camera else self.camera_modulation(index, inputs.camera_TD)
 
     # ------------------------------------------------------------ the forwards
 
@@ -297,6 +308,6 @@ class LingBotTransformer(WanTransformer):
         a_TD = layer.self_attention_input(h_TD, modulation)
         chunk.write(index, *layer.key_value(a_TD, inputs.rotations))
         attended_THK = chunk.attend(index, layer.query(a_TD, inputs.rotations))
-        h_TD = layer.after_self_attention(h_TD, attended_THK, modulation, inputs.camera[index])
+        h_TD = layer.after_self_attention(h_TD, attended_THK, modulation, self.camera_at(index, inputs))
         text_THK = chunk.cross_store(TEXT_STORE).attend(index, layer.cross_query(h_TD))
         return layer.after_cross_attention(h_TD, text_THK, modulation)

@@ -10,7 +10,8 @@ Facts: LingBot-World v2 official code, wan/modules/vae2_1.py; parameter names of
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -105,12 +106,14 @@ class Decoder(nn.Module):
 class WanVAE(nn.Module):
     """A causal video VAE whose caches belong to the caller.
 
-    Parameters are allocated but not initialised: load a checkpoint, then call `fold_weights` for the fast path.
+    Parameters are allocated but not initialised: load a checkpoint, then call `fold_weights` for the fast path. Whoever
+    keeps the weights elsewhere between calls sets `residence`, which every call enters.
     """
 
     def __init__(self, config: VAEConfig) -> None:
         super().__init__()
         self.config = config
+        self.residence: Callable[[], AbstractContextManager[None]] = nullcontext
         self.encoder = Encoder(config)
         self.quant_conv = PointwiseConv(2 * config.z_dim, 2 * config.z_dim)
         self.post_quant_conv = PointwiseConv(config.z_dim, config.z_dim)
@@ -154,9 +157,10 @@ class WanVAE(nn.Module):
         self._check_frames(frames_BCTHW, is_stream_start=cache is None)
         cursor = CacheCursor(cache)
         x_BTHWC = frames_BCTHW.to(self.dtype).permute(0, 2, 3, 4, 1).contiguous()
-        moments_BFHWC = self.quant_conv(self.encoder(x_BTHWC, cursor))
-        mean_BFHWC = moments_BFHWC[..., : self.config.z_dim].float()
-        latent_BFHWC = (mean_BFHWC - self.latents_mean) / self.latents_std
+        with self.residence():
+            moments_BFHWC = self.quant_conv(self.encoder(x_BTHWC, cursor))
+            mean_BFHWC = moments_BFHWC[..., : self.config.z_dim].float()
+            latent_BFHWC = (mean_BFHWC - self.latents_mean) / self.latents_std
         return latent_BFHWC.permute(0, 4, 1, 2, 3).contiguous(), cursor.finish()
 
     @torch.no_grad()
@@ -179,9 +183,10 @@ class WanVAE(nn.Module):
                 f"got {list(latent_BCFHW.shape)}"
             )
         cursor = CacheCursor(cache)
-        x_BFHWC = latent_BCFHW.float().permute(0, 2, 3, 4, 1) * self.latents_std + self.latents_mean
-        x_BFHWC = self.post_quant_conv(x_BFHWC.to(self.dtype).contiguous())
-        frames_BTHWC = self.decoder(x_BFHWC, cursor)
+        with self.residence():
+            x_BFHWC = latent_BCFHW.float().permute(0, 2, 3, 4, 1) * self.latents_std + self.latents_mean
+            x_BFHWC = self.post_quant_conv(x_BFHWC.to(self.dtype).contiguous())
+            frames_BTHWC = self.decoder(x_BFHWC, cursor)
         return frames_BTHWC.permute(0, 4, 1, 2, 3), cursor.finish()
 
     def encoder_cache_bytes(self, height: int, width: int, dtype: torch.dtype) -> int:
