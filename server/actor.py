@@ -45,7 +45,7 @@ from server.wire.messages import (
     SessionStateMessage,
     StreamFormat,
 )
-from server.worker_client import CommittedTick, Worker
+from server.worker import CommittedTick, Worker
 from server.worker_seat import WorkerSeat
 from worldmodel.errors import RequestRefused, TickRolledBack, WorkerUnavailable, WorldModelError
 from worldmodel.messages import (

@@ -25,7 +25,8 @@ from server.session_table import SessionTable
 from server.start_images import ImageReader, StartImages
 from server.uploads import UploadStore
 from server.watch_metrics import WatchMetrics
-from server.worker_client import Worker, WorkerClient, WorkerPolicy
+from server.worker import Worker
+from server.worker_client import WorkerClient, WorkerPolicy
 from worldmodel import catalog
 from worldmodel.catalog import ModelKind
 from worldmodel.messages import StartWorker

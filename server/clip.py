@@ -23,7 +23,8 @@ from server.console import LoadBar, follow_loading
 from server.generate import ClipChunk, GenerateJob, generate
 from server.media.formats import StreamEncoder, create_stream_encoder
 from server.wire.messages import StreamFormat
-from server.worker_client import Worker, WorkerClient, WorkerPolicy
+from server.worker import Worker
+from server.worker_client import WorkerClient, WorkerPolicy
 from worldmodel.messages import MediaFormat, MediaPart, ModelInfo
 
 

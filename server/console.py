@@ -10,7 +10,7 @@ from typing import Self, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from server.worker_client import Worker, WorkerStatus
+from server.worker import Worker, WorkerStatus
 from worldmodel.messages import LoadProgress, LoadStage
 
 STAGE_TEXT = {

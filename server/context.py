@@ -15,7 +15,7 @@ from server.session_table import SessionTable
 from server.start_images import ImageReader, StartImages
 from server.uploads import UploadStore
 from server.watch_metrics import WatchMetrics
-from server.worker_client import Worker
+from server.worker import Worker
 from worldmodel.catalog import ControlParser
 
 

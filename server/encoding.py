@@ -19,7 +19,7 @@ from server.clock import Clock
 from server.media.formats import EncodedChunk, EpochMuxer, StreamEncoder
 from server.metrics import Metrics
 from server.session import CommittedChunk
-from server.worker_client import CommittedTick
+from server.worker import CommittedTick
 from worldmodel.messages import MediaFormat
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from server.worker_client import CommittedTick, Worker
+from server.worker import CommittedTick, Worker
 from worldmodel.catalog import ControlParser
 from worldmodel.errors import WorkerUnavailable
 from worldmodel.messages import (

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from server.context import ServerContext
 from server.wire.messages import PROTOCOL_VERSION
 from server.wire.rest import CapacityView, LoadView, MemoryView, ModelView, ServerInfo
-from server.worker_client import WorkerStatus
+from server.worker import WorkerStatus
 from worldmodel import catalog
 from worldmodel.messages import LoadProgress, LoadStage, MemoryStats, ModelInfo
 

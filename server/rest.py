@@ -43,7 +43,7 @@ from server.wire.rest import (
     SessionView,
     UploadCreated,
 )
-from server.worker_client import WorkerStatus
+from server.worker import WorkerStatus
 
 MULTIPART_OVERHEAD_BYTES = 16 * 1024
 """Room for the part headers around one image."""

@@ -34,7 +34,7 @@ from server.robot_metrics import RobotMetrics
 from server.robot_session import Actions, Observation, RobotAnswer, RobotCall, RobotPhase, RobotSession
 from server.scheduler import Scheduler
 from server.tasks import TaskSet
-from server.worker_client import CommittedTick, Worker
+from server.worker import CommittedTick, Worker
 from server.worker_seat import WorkerSeat
 from worldmodel.errors import OutcomeUnknown, RequestRefused, TickRolledBack, WorkerUnavailable, WorldModelError
 from worldmodel.messages import (

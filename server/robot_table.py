@@ -24,7 +24,7 @@ from server.robot_metrics import RobotMetrics
 from server.robot_session import RobotPhase, RobotSession
 from server.session_table import SessionTable
 from server.tasks import TaskSet
-from server.worker_client import Worker, WorkerStatus
+from server.worker import Worker, WorkerStatus
 
 NUM_REMEMBERED_NAMES = 1024
 """How many names of ended sessions are remembered, so that closing twice over REST succeeds."""

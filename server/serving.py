@@ -21,7 +21,7 @@ from server.context import ServerContext
 from server.heap import bound_malloc, set_apart_what_stays
 from server.http_connection import TimedHttpConnection
 from server.logs import configured_logging, library_level
-from server.worker_client import Worker, WorkerStatus
+from server.worker import Worker, WorkerStatus
 from worldmodel import catalog
 from worldmodel.catalog import ModelKind
 from worldmodel.errors import LoadFailed

@@ -28,7 +28,7 @@ from server.session import Phase, Session, SessionRules
 from server.tasks import TaskSet
 from server.uploads import RawImage, decode_image
 from server.wire.messages import Pacing, StreamFormat
-from server.worker_client import Worker, WorkerStatus
+from server.worker import Worker, WorkerStatus
 from worldmodel.errors import OutcomeUnknown, RequestRefused, WorldModelError
 from worldmodel.messages import CloseSession, ModelInfo, OpenSession, RequestId, SessionId
 

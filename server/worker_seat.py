@@ -18,7 +18,7 @@ from server.admission import Place
 from server.errors import BadInput, ErrorCode, SessionFailed
 from server.logs import about
 from server.uploads import RawImage
-from server.worker_client import Worker
+from server.worker import Worker
 from worldmodel.errors import WorkerUnavailable, WorldModelError
 from worldmodel.messages import (
     CloseSession,

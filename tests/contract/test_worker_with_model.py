@@ -14,7 +14,8 @@ import pytest
 
 from server.generate import ClipChunk, GenerateJob, generate, num_chunks, script_steps
 from server.key_script import parse_key_script
-from server.worker_client import WorkerClient, WorkerPolicy, WorkerStatus
+from server.worker import WorkerStatus
+from server.worker_client import WorkerClient, WorkerPolicy
 from tests.support.fake_model import image, load_fake, open_session, pixels, start_fake, tick
 from worldmodel.catalog import control_parser
 from worldmodel.errors import LoadFailed, RequestRefused, TickRolledBack, WorkerUnavailable

@@ -22,7 +22,8 @@ from safetensors.numpy import load_file
 
 from benchmarks.demo_process import DemoProcess, demo_process
 from server.app import start_message
-from server.worker_client import Worker, WorkerClient, WorkerPolicy
+from server.worker import Worker
+from server.worker_client import WorkerClient, WorkerPolicy
 from tests.support.demo_server import Start, Watched, demo_config, solo_latents
 
 pytestmark = [

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from server.config import OmniSection, ServerSection, SessionSection
-from server.worker_client import CommittedTick
+from server.worker import CommittedTick
 from tests.support.omni_client import OmniSocket, camera, velocity
 from tests.support.server_client import png
 from tests.support.server_scripted import Server, serving

@@ -23,7 +23,8 @@ from server.config import KVCacheSection, ModelSection, ServerConfig, SessionSec
 from server.generate import GenerateJob, GenerateStep, generate, script_steps
 from server.key_script import parse_key_script
 from server.uploads import decode_image
-from server.worker_client import Worker, WorkerClient, WorkerPolicy
+from server.worker import Worker
+from server.worker_client import WorkerClient, WorkerPolicy
 from tests.support.lingbot_checkpoint import golden_prompt, write_case_files, write_golden_checkpoint
 from tests.support.lingbot_golden import manifest, official_seed, tensors
 from tests.support.server_client import Chunk, WorldSocket, image_field, running

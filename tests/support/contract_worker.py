@@ -14,7 +14,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from server.worker_client import CommittedTick, WorkerStatus
+from server.worker import CommittedTick, WorkerStatus
 from tests.support.media_chunks import part_of
 from tests.support.server_worker import PAGES_PER_SESSION, model_info
 from worldmodel.errors import OutcomeUnknown, RequestRefused, TickRolledBack, WorkerUnavailable, WorldModelError
@@ -82,7 +82,7 @@ class Held:
 
 
 class ContractWorker:
-    """Implements `server.worker_client.Worker`. Fates are used up one per request; then everything is done."""
+    """Implements `server.worker.Worker`. Fates are used up one per request; then everything is done."""
 
     def __init__(
         self,

@@ -17,7 +17,7 @@ from clients.python import Chunk, Receipt, WorldClient
 from server.config import ServerConfig, bundled_config, load_config
 from server.generate import GenerateJob, GenerateStep, generate
 from server.uploads import decode_image
-from server.worker_client import Worker
+from server.worker import Worker
 from worldmodel import catalog
 from worldmodel.messages import Control, ControlEvent, MediaFormat
 

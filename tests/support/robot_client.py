@@ -14,7 +14,7 @@ from websockets.exceptions import ConnectionClosed
 
 from server.config import ModelSection
 from server.wire.robot_arrays import pack_message, unpack_message
-from server.worker_client import CommittedTick
+from server.worker import CommittedTick
 from tests.support.media_chunks import part_of
 from tests.support.server_client import ANSWER_TIMEOUT_S
 from tests.support.server_scripted import Server, serving

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from server.worker_client import CommittedTick, WorkerStatus
+from server.worker import CommittedTick, WorkerStatus
 from tests.support.media_chunks import part_of, yuv_chunk
 from worldmodel.errors import RequestRefused, WorkerUnavailable, WorldModelError
 from worldmodel.messages import (
@@ -77,7 +77,7 @@ class WorkerSession:
 
 
 class ScriptedWorker:
-    """Implements `server.worker_client.Worker` without a process.
+    """Implements `server.worker.Worker` without a process.
 
     `tick_failures`, `open_failures`, `reset_failures`, `close_failures` and `media_failures` are used up one per
     request (None: succeed). `hold()` makes ticks wait until `release()`. `alter_tick` changes an answer on its way.

@@ -17,7 +17,7 @@ from server.media.formats import RawStreamEncoder
 from server.metrics import Metrics
 from server.session import CommittedChunk
 from server.wire.messages import StreamFormat
-from server.worker_client import CommittedTick
+from server.worker import CommittedTick
 from tests.support.media_chunks import part_of
 from worldmodel.messages import (
     ChunkMedia,

@@ -19,7 +19,7 @@ from server.robot_actor import RobotActor
 from server.robot_session import Observation, RobotPhase
 from server.robot_table import RobotTable
 from server.session_table import SessionTable
-from server.worker_client import CommittedTick
+from server.worker import CommittedTick
 from tests.support.robot_client import JOINTS, RobotWorker, robot_model
 from tests.support.server_client import fake_config
 from tests.support.server_scripted import ManualClock

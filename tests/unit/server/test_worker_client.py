@@ -18,7 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from server.worker_client import CommittedTick, WorkerClient, WorkerPolicy, WorkerStatus
+from server.worker import CommittedTick, WorkerStatus
+from server.worker_client import WorkerClient, WorkerPolicy
 from server.worker_process import worker_environment
 from worldmodel.errors import LoadFailed, OutcomeUnknown, RequestRefused, TickRolledBack, WorkerUnavailable
 from worldmodel.messages import (
