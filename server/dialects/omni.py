@@ -31,7 +31,7 @@ from server.dialects.omni_messages import (
     translate_start_error,
 )
 from server.dialects.omni_playhead import Playhead
-from server.dialects.opening import LARGE_TEXT_CHARS, serve_dialog
+from server.dialects.opening import LARGE_TEXT_CHARS, Beginning, StartTimer, serve_dialog
 from server.endpoint import BinaryFrame, Outbox, TextFrame
 from server.errors import BadInput, CloseCode, ErrorCode, ServerError, Unavailable
 from server.limits import RateLimiter
@@ -104,7 +104,9 @@ class OmniDialog:
         self._starting: asyncio.Task[None] | None = None
         self._held: deque[OmniInteraction | OmniPlayback] = deque()
         self._event_rate = RateLimiter(context.config.limits.max_events_per_second)
-        self._start_timer: asyncio.TimerHandle | None = None
+        self.start_timer = StartTimer(
+            context.config.session.start_timeout_s, beginning=self._beginning, send_error=self.send_error
+        )
         self._events = OmniEvents(max_remembered=REMEMBERED_PER_PENDING * context.config.session.max_pending_events)
         self._next_number = 0
         self._num_chunks = 0
@@ -233,19 +235,10 @@ class OmniDialog:
 
     # ------------------------------------------------------------ starting
 
-    def expect_start(self) -> None:
-        """Close the socket if nothing has begun on it after a while, or after a start that failed."""
-        timeout_s = self._context.config.session.start_timeout_s
-        self._start_timer = asyncio.get_running_loop().call_later(timeout_s, self._start_expired, timeout_s)
-
-    def _start_expired(self, timeout_s: float) -> None:
+    def _beginning(self) -> Beginning:
         if self._actor is not None:
-            return
-        if self._starting is not None:
-            self.expect_start()
-            return
-        text = f"no session.start came within {timeout_s:g} s (session.start_timeout_s)"
-        self.send_error(BadInput(ErrorCode.START_TIMEOUT, text))
+            return Beginning.DONE
+        return Beginning.AWAITED if self._starting is None else Beginning.UNDER_WAY
 
     async def _start(self, message: OmniStart) -> None:
         try:
@@ -365,8 +358,7 @@ class OmniDialog:
 
     def on_lost(self) -> None:
         self._tasks.cancel()
-        if self._start_timer is not None:
-            self._start_timer.cancel()
+        self.start_timer.stop()
         if self._actor is not None and self._actor.detach(self._epoch):
             self._actor.begin_close("disconnected")
 

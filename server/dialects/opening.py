@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from enum import StrEnum
 from typing import Protocol
 
 from starlette.websockets import WebSocket
@@ -10,20 +12,54 @@ from starlette.websockets import WebSocket
 from server.auth import accepted_subprotocol
 from server.context import ServerContext
 from server.endpoint import Dialog, Outbox, serve_socket
-from server.errors import NotAllowed
+from server.errors import BadInput, ErrorCode, NotAllowed, ServerError
 
 LARGE_TEXT_CHARS = 64 * 1024
 """Messages above this (images in base64) are parsed in a thread."""
+
+
+class Beginning(StrEnum):
+    """How far a conversation is."""
+
+    AWAITED = "awaited"
+    UNDER_WAY = "under way"
+    DONE = "done"
+
+
+class StartTimer:
+    """Closes a socket if nothing has begun on it after a while, or after a start that failed."""
+
+    def __init__(
+        self, timeout_s: float, *, beginning: Callable[[], Beginning], send_error: Callable[[ServerError], None]
+    ) -> None:
+        self._timeout_s = timeout_s
+        self._beginning = beginning
+        self._send_error = send_error
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(self._timeout_s, self._expired)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _expired(self) -> None:
+        match self._beginning():
+            case Beginning.AWAITED:
+                text = f"no session.start came within {self._timeout_s:g} s (session.start_timeout_s)"
+                self._send_error(BadInput(ErrorCode.START_TIMEOUT, text))
+            case Beginning.UNDER_WAY:
+                self.start()
+            case Beginning.DONE:
+                pass
 
 
 class StartingDialog(Dialog, Protocol):
     """A conversation that begins with a client's start."""
 
     owner: str | None
-
-    def expect_start(self) -> None:
-        """Close the socket if nothing begins on it in time."""
-        ...
+    start_timer: StartTimer
 
 
 async def serve_dialog(
@@ -40,7 +76,7 @@ async def serve_dialog(
     except NotAllowed as error:
         dialog.send_error(error)
     context.metrics.connections.inc()
-    dialog.expect_start()
+    dialog.start_timer.start()
     try:
         await serve_socket(
             websocket,

@@ -18,7 +18,7 @@ from starlette.websockets import WebSocket
 from server.actor import ResumePoint, SessionActor
 from server.audience import error_message
 from server.context import ServerContext
-from server.dialects.opening import LARGE_TEXT_CHARS, serve_dialog
+from server.dialects.opening import LARGE_TEXT_CHARS, Beginning, StartTimer, serve_dialog
 from server.dialects.spectator import SpectatorDialog
 from server.dialects.world_messages import (
     init_frame,
@@ -79,7 +79,9 @@ class WorldDialog:
         self._starting: asyncio.Task[None] | None = None
         self._held: deque[SessionMessage] = deque()
         self._event_rate = RateLimiter(context.config.limits.max_events_per_second)
-        self._start_timer: asyncio.TimerHandle | None = None
+        self.start_timer = StartTimer(
+            context.config.session.start_timeout_s, beginning=self._beginning, send_error=self.send_error
+        )
 
     # ------------------------------------------------------------ client -> session
 
@@ -191,20 +193,10 @@ class WorldDialog:
 
     # ------------------------------------------------------------ starting
 
-    def expect_start(self) -> None:
-        """Close the socket if nothing has begun on it after a while, or after a start that failed."""
-        timeout_s = self._context.config.session.start_timeout_s
-        self._start_timer = asyncio.get_running_loop().call_later(timeout_s, self._start_expired, timeout_s)
-
-    def _start_expired(self, timeout_s: float) -> None:
+    def _beginning(self) -> Beginning:
         if self._actor is not None or self._spectator is not None:
-            return
-        if self._starting is not None:
-            self.expect_start()
-            return
-        self.send_error(
-            BadInput(ErrorCode.START_TIMEOUT, f"no session.start came within {timeout_s:g} s (session.start_timeout_s)")
-        )
+            return Beginning.DONE
+        return Beginning.AWAITED if self._starting is None else Beginning.UNDER_WAY
 
     def _require_unstarted(self) -> None:
         if self._actor is not None or self._starting is not None:
@@ -281,8 +273,7 @@ class WorldDialog:
 
     def on_lost(self) -> None:
         self._tasks.cancel()
-        if self._start_timer is not None:
-            self._start_timer.cancel()
+        self.start_timer.stop()
         if self._spectator is not None:
             self._spectator.leave()
         if self._actor is not None:
