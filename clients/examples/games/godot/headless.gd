@@ -65,6 +65,9 @@ func _on_connected(_protocol, start):
 
 
 func _on_data():
+	if _resume != null:
+		# This socket is given up; the next one brings these frames again.
+		return
 	var packet = _socket.get_peer(1).get_packet()
 	if _socket.get_peer(1).was_string_packet():
 		_on_message(parse_json(packet.get_string_from_utf8()))
