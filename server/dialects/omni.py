@@ -21,7 +21,7 @@ from starlette.websockets import WebSocket
 
 from server.actor import SessionActor
 from server.context import ServerContext
-from server.dialects.omni_events import Known, OmniEvents
+from server.dialects.omni_events import EVENT_ID_CONFLICT, INTERACTION_FAILED, Known, OmniEvents
 from server.dialects.omni_messages import (
     StartPlan,
     find_event_id,
@@ -67,17 +67,10 @@ from server.wire.omni_messages import (
     VideoStart,
 )
 
-REMEMBERED_PER_PENDING = 4
-"""Event ids that are known, as a multiple of those that may wait."""
-
 COMPLETE = "complete"
 STOPPED = "stopped"
 FAILED = "failed"
 """Reasons of an end that this dialect brings about."""
-
-EVENT_ID_CONFLICT = "event_id_conflict"
-INTERACTION_FAILED = "interaction_failed"
-"""Words of vLLM-Omni for an id that was used for something else, and for a queued event that came to nothing."""
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +100,7 @@ class OmniDialog:
         self.start_timer = StartTimer(
             context.config.session.start_timeout_s, beginning=self._beginning, send_error=self.send_error
         )
-        self._events = OmniEvents(max_remembered=REMEMBERED_PER_PENDING * context.config.session.max_pending_events)
+        self._events = OmniEvents(max_pending=context.config.session.max_pending_events)
         self._next_number = 0
         self._num_chunks = 0
         self._init = b""
@@ -211,12 +204,9 @@ class OmniDialog:
         shown = self._playhead.move(position_s, actor.info.fps)
         if shown is None:
             return
+        run, chunk_index, now = shown.chunk.run, shown.chunk.chunk_index, self._context.clock()
         actor.session.report_playback(
-            epoch=self._epoch,
-            run=shown.chunk.run,
-            chunk_index=shown.chunk.chunk_index,
-            buffered_ms=shown.buffered_ms,
-            now=self._context.clock(),
+            epoch=self._epoch, run=run, chunk_index=chunk_index, buffered_ms=shown.buffered_ms, now=now
         )
         actor.changed()
 
@@ -226,7 +216,7 @@ class OmniDialog:
         if self._actor is not None:
             self._actor.begin_close(STOPPED)
         elif self._starting is not None:
-            held = [message.interaction.event_id for message in self._held if isinstance(message, OmniInteraction)]
+            held = (message.interaction.event_id for message in self._held if isinstance(message, OmniInteraction))
             dropped = [event_id for event_id in held if event_id is not None]
             self._send(SessionDone(request_id=None, chunks=0, stopped=True, dropped_event_ids=dropped))
             self.close(CloseCode.DONE, STOPPED)

@@ -11,6 +11,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
 
+REMEMBERED_PER_PENDING = 4
+"""Event ids that are known, as a multiple of those that may wait."""
+
+EVENT_ID_CONFLICT = "event_id_conflict"
+INTERACTION_FAILED = "interaction_failed"
+"""Words of vLLM-Omni for an id that was used for something else, and for a queued event that came to nothing."""
+
 
 class Known(Enum):
     """What an id is to a session."""
@@ -52,11 +59,12 @@ class _AtWork:
 class OmniEvents:
     """Maps a session's event numbers to its client's ids and follows events through chunks.
 
-    An id sent again with the same content is a retry, with other content a conflict. `max_remembered` ids are known.
+    An id sent again with the same content is a retry, with other content a conflict. Where `max_pending` events may
+    wait, `REMEMBERED_PER_PENDING` times as many ids are known.
     """
 
-    def __init__(self, *, max_remembered: int) -> None:
-        self._max_remembered = max_remembered
+    def __init__(self, *, max_pending: int) -> None:
+        self._max_remembered = REMEMBERED_PER_PENDING * max_pending
         self._contents: OrderedDict[str, object] = OrderedDict()
         self._queued: dict[int, _Queued] = {}
         self._at_work: dict[str, _AtWork] = {}

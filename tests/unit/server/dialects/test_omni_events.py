@@ -5,13 +5,13 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.dialects.omni_events import ChunkEvents, Known, OmniEvents, Span
+from server.dialects.omni_events import REMEMBERED_PER_PENDING, ChunkEvents, Known, OmniEvents, Span
 
 PROMPT, CAMERA = "prompt", "camera"
 
 
-def events(max_remembered: int = 8) -> OmniEvents:
-    return OmniEvents(max_remembered=max_remembered)
+def events(max_pending: int = 2) -> OmniEvents:
+    return OmniEvents(max_pending=max_pending)
 
 
 def chunk(
@@ -41,14 +41,11 @@ def test_a_dropped_id_can_be_used_again_and_an_applied_one_can_not() -> None:
 
 
 def test_only_the_last_ids_are_remembered() -> None:
-    it = events(max_remembered=2)
-    for number, event_id in enumerate("abc"):
+    it = events(max_pending=1)
+    for number, event_id in enumerate("abcde"):
         it.queue(number, event_id, number, [Span(track=CAMERA, num_chunks=1)])
-    assert [it.look_up(event_id, number) for number, event_id in enumerate("abc")] == [
-        Known.NEW,
-        Known.RETRY,
-        Known.RETRY,
-    ]
+    known = [it.look_up(event_id, number) for number, event_id in enumerate("abcde")]
+    assert known == [Known.NEW, *[Known.RETRY] * REMEMBERED_PER_PENDING]
 
 
 def test_a_target_is_at_work_for_its_chunks_and_a_velocity_until_replaced() -> None:
@@ -98,7 +95,7 @@ def test_every_event_starts_once_and_is_active_until_it_is_completed(chunks: lis
             later = [at for at, other in story[number + 1 :] if any(it.track == span.track for it in other)]
             ends_of.append(min([end, *later]))
         ends.append(max(ends_of))
-    it = events(max_remembered=100)
+    it = events(max_pending=25)
     number = 0
     for index, batch in enumerate(chunks):
         numbers = list(range(number, number + len(batch)))
