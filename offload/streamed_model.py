@@ -21,7 +21,7 @@ from torch import Tensor
 
 from offload.copy_queue import CopyQueue, CudaQueue, HostQueue
 from offload.cuda_runtime import CudaHostRuntime
-from offload.errors import PlanRefused, RegistrationFailed
+from offload.errors import OffloadError, PlanRefused, RegistrationFailed
 from offload.host_plan import HostPlan, Recipe
 from offload.host_registration import HostRegistration, RegistrationLimits, register_pages
 from offload.host_weights import HostPart, copy_plainly, mapped_part, own_part
@@ -138,9 +138,7 @@ def map_files(
             }
             part = mapped_part(layout, bindings, files)
             if index in part_plan.resident:
-                flat = torch.zeros(layout.num_bytes, dtype=torch.uint8, device=device)
-                copy_plainly(part, flat)
-                layers.bind(index, name, layout.views(flat))
+                layers.bind(index, name, copy_to_device(layout, part, device))
             else:
                 host[name][index] = part
         if progress is not None:
@@ -211,6 +209,25 @@ class StreamedModel:
         self._registration = chosen.registration
         self._streamers = dict(streamers)
 
+    @property
+    def host(self) -> HostLayers:
+        """What is streamed, on the host. Raises `OffloadError` after `close`."""
+        if self._host is None:
+            raise OffloadError("the streamed weights are closed")
+        return self._host
+
+    def rearrange(self, layers: ModelLayers, residency: ResidencyPlan, device: torch.device) -> None:
+        """Stream under another plan, which must find what it streams on the host. Ask `weights` again afterwards."""
+        for streamer in self._streamers.values():
+            streamer.close()
+        parts: dict[str, dict[int, HostPart]] = {}
+        for name, plan in residency.parts.items():
+            parts[name] = {index: self.host.parts[name][index] for index in plan.streamed}
+            for index in plan.resident & self.host.parts[name].keys():
+                layers.bind(index, name, copy_to_device(layers.layouts[name], self.host.parts[name][index], device))
+        self.residency = residency
+        self._streamers = make_streamers(layers, parts, self._chosen.transport, device)
+
     def weights(self, part: str) -> LayerWeights:
         """Return what a layer loop asks for one part."""
         return self._streamers.get(part, RESIDENT)
@@ -254,13 +271,26 @@ def stream_model(
 ) -> StreamedModel:
     """Make the streamers of all parts and bind streamed layers to their places. Raises what `choose_transfer` does."""
     chosen = choose_transfer(wish, host, device, runtime)
+    return StreamedModel(residency, host, chosen, make_streamers(layers, host.parts, chosen.transport, device))
+
+
+def make_streamers(
+    layers: ModelLayers, host: Mapping[str, Mapping[int, HostPart]], transport: Transport, device: torch.device
+) -> dict[str, LayerStreamer]:
+    """Return a streamer for every part that has streamed layers, which are bound to their places in its buffers."""
     stream = torch.cuda.Stream(device) if device.type == "cuda" else None
     streamers = {}
-    for name, parts in host.parts.items():
+    for name, parts in host.items():
         if parts:
             queue: CopyQueue = HostQueue() if stream is None else CudaQueue(stream, NUM_SLOTS)
-            streamers[name] = LayerStreamer(layers.layouts[name], parts, chosen.transport, queue, device)
-    for name, streamer in streamers.items():
-        for index in host.parts[name]:
-            layers.bind(index, name, streamer.tensors(index))
-    return StreamedModel(residency, host, chosen, streamers)
+            streamers[name] = LayerStreamer(layers.layouts[name], parts, transport, queue, device)
+            for index in parts:
+                layers.bind(index, name, streamers[name].tensors(index))
+    return streamers
+
+
+def copy_to_device(layout: FlatLayout, part: HostPart, device: torch.device) -> dict[str, Tensor]:
+    """Return a part's tensors in memory of their own on the device."""
+    flat = torch.zeros(layout.num_bytes, dtype=torch.uint8, device=device)
+    copy_plainly(part, flat)
+    return layout.views(flat)

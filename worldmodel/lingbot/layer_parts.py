@@ -22,6 +22,7 @@ from worldmodel.kernels.fused_layer import FusedLayer
 from worldmodel.kernels.linears import Fp8Linear, HighLinear
 
 if TYPE_CHECKING:
+    from worldmodel.lingbot.streaming import StreamedTransformer
     from worldmodel.lingbot.transformer import Layer
 
 FORWARD, CAMERA, TEXT = "forward", "camera", "text"
@@ -34,11 +35,15 @@ _LINEARS = re.compile(r"blocks\.\d+\.((self|cross)_attn\.[qkvo]|ffn\.\d+|cam_\w+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartWeights:
-    """What the layer loops of the transformer ask for the weights they are about to use."""
+    """What the layer loops of the transformer ask for the weights they are about to use.
+
+    `streamed` is what stands behind them, None where everything is resident.
+    """
 
     forward: LayerWeights = RESIDENT
     camera: LayerWeights = RESIDENT
     text: LayerWeights = RESIDENT
+    streamed: StreamedTransformer | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -46,11 +46,31 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StreamedTransformer:
-    """The weights to close in the end, the fused layers if any, and what operators are told."""
+    """The weights to close in the end, the layers they belong to, the device, and what operators are told."""
 
     model: StreamedModel
-    fused: tuple[FusedLayer, ...]
+    layers: StreamedLayers
+    device: torch.device
     description: str
+
+    @property
+    def fused(self) -> tuple[FusedLayer, ...]:
+        """The fused layers, empty where they run as written."""
+        return self.layers.fused
+
+    def rearrange(self, transformer: LingBotTransformer, residency: ResidencyPlan) -> None:
+        """Let the transformer stream under another plan; see `StreamedModel.rearrange`."""
+        self.model.rearrange(self.layers, residency, self.device)
+        self.connect(transformer)
+
+    def connect(self, transformer: LingBotTransformer) -> None:
+        """Let the transformer's loops ask these weights."""
+        transformer.weights = PartWeights(
+            forward=self.model.weights(FORWARD),
+            camera=self.model.weights(CAMERA),
+            text=self.model.weights(TEXT),
+            streamed=self,
+        )
 
 
 def stream_request(model: LoadedModel, config: StartWorker, progress: ProgressFn) -> StreamRequest | None:
@@ -97,14 +117,13 @@ def stream_transformer(
         model = stream_model(layers, residency, host, wish, device, runtime)
     except OffloadError as error:
         raise LoadFailed(f"offload: {error}", field="offload") from error
-    transformer.weights = PartWeights(
-        forward=model.weights(FORWARD), camera=model.weights(CAMERA), text=model.weights(TEXT)
-    )
     # At the latest when the interpreter ends: memory is unlocked before it is unmapped.
     weakref.finalize(transformer, model.close)
     description = _describe(plan, model)
     logger.info("%s", description)
-    return StreamedTransformer(model=model, fused=layers.fused, description=description)
+    streamed = StreamedTransformer(model=model, layers=layers, device=device, description=description)
+    streamed.connect(transformer)
+    return streamed
 
 
 def _plan_host(layers: StreamedLayers, residency: ResidencyPlan, request: StreamRequest) -> HostPlan:

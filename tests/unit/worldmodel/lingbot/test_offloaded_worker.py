@@ -46,5 +46,5 @@ def test_decoding_in_parts_differs_by_rounding_only(expected: tuple[list[npt.NDA
 
 
 def test_weights_that_do_not_fit_stop_the_start() -> None:
-    with pytest.raises(LoadFailed, match="streamed weights do not fit: .* resident_bytes is"):
+    with pytest.raises(LoadFailed, match=r"streamed weights do not fit: .* resident_bytes is"):
         run_chunks(OffloadSettings(weights="streamed", transfer="staged", resident_bytes=0))

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from offload.errors import OffloadError
+from offload.residency import plan_residency
 from tests.support.lingbot_streaming import NUM_LAYERS, resident, rollout, streamed, write_checkpoint
 from tests.support.weight_cache import open_folder
 from worldmodel.checkpoint.stored_component import StoredComponent
@@ -258,6 +259,21 @@ def test_after_a_rolled_back_tick_the_next_one_is_right(
             pass
 
     assert_equal_bits(rollout(model, forward), expected["float32", "fp32", False])
+
+
+def test_the_plan_can_change_while_the_host_memory_stays(
+    checkpoints: dict[str, StoredComponent], expected: dict[tuple[str, str, bool], list[torch.Tensor]]
+) -> None:
+    model, forward, weights, _ = streamed(
+        checkpoints["float32"], "bf16", settings(resident_bytes=600_000), is_fused=True
+    )
+    everything = weights.residency
+    parts = [plan.part for plan in everything.parts.values()]
+    assert model.weights.streamed is not None
+
+    for budget_bytes in (None, everything.device_bytes * 2, everything.device_bytes):
+        model.weights.streamed.rearrange(model, plan_residency(parts, NUM_LAYERS, budget_bytes))
+        assert_equal_bits(rollout(model, forward), expected["float32", "bf16", True])
 
 
 def test_closed_weights_are_gone(checkpoints: dict[str, StoredComponent]) -> None:
