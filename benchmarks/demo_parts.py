@@ -19,8 +19,9 @@ from dataclasses import replace
 from typing import Any
 
 from server.app import start_message
-from server.config import ServerConfig, WorkerSection, bundled_config, load_config
+from server.config import ServerConfig, WorkerSection, load_config
 from server.media.formats import StreamEncoder, create_stream_encoder
+from server.package_files import bundled_config
 from server.worker_process import worker_environment
 from worldmodel.messages import ImageSize, LoadStage, MediaFormat, OpenSession, RequestId, SessionId, Tick
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from server.config import ConfigError
+from server.config_values import ConfigError
 
 MAX_EVENTS_PER_SECOND = 1000.0
 MAX_SEED = 2**53 - 1

@@ -25,7 +25,8 @@ from server.app import start_message
 from server.bench_arguments import BenchRequest, Ways
 from server.bench_picture import PROMPT, synthetic_image
 from server.clip_arguments import decode
-from server.config import ConfigError, ServerConfig
+from server.config import ServerConfig
+from server.config_values import ConfigError
 from server.worker_process import worker_environment
 from worldmodel.catalog import ModelKind, lookup
 from worldmodel.errors import WorldModelError

@@ -15,9 +15,11 @@ from types import FrameType
 from typing import NoReturn
 
 from server.bench_arguments import add_bench_arguments, read_bench_arguments
-from server.config import ConfigError, ServerConfig, bundled_config, load_config, settable_keys
+from server.config import ServerConfig, load_config, settable_keys
+from server.config_values import ConfigError
 from server.conformance_verb import add_conformance_arguments, check_conformance
 from server.model_check import check_model
+from server.package_files import bundled_config
 from server.tool_verbs import TOOLS, run_tool
 from worldmodel.errors import LoadFailed, WorldModelError
 from worldmodel.packages import check_package_origin

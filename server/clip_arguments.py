@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from server.config import ConfigError, ServerConfig, StartImageConfig
+from server.config import ServerConfig, StartImageConfig
+from server.config_values import ConfigError
 from server.errors import ServerError
 from server.uploads import RawImage, decode_image
 from server.wire.messages import MAX_SAFE_INTEGER

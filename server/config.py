@@ -7,49 +7,22 @@ nearest match.
 
 from __future__ import annotations
 
-import difflib
-import importlib.util
 import os
 import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, get_type_hints
 
-import msgspec
-
-from worldmodel.clips import RANDOM_SCHEME
+from server.config_values import ConfigError, build_section, check_numbers, nearest, parse_text, require, text_form
+from server.package_files import resolve_checkpoint
 from worldmodel.offload_settings import OffloadSettings
 
 ENVIRONMENT_PREFIX = "WORLDSERVE_"
 
 TEST_VARIABLES = frozenset({"WORLDSERVE_GOLDEN_DIR"})
 """Variables with our prefix that belong to the test suite, not to the configuration."""
-
-PACKAGE_SCHEME = "package:"
-
-
-class ConfigError(Exception):
-    """Report a configuration that cannot be used: one sentence with file, key and what was expected.
-
-    `key` is the "section.key" whose value is wrong, if it is one.
-    """
-
-    def __init__(self, message: str, *, key: str | None = None) -> None:
-        super().__init__(message)
-        self.key = key
-
-
-MAX_NUMBER = 2**63 - 1
-"""Bound of every number: beyond it the operating system and the encoder take no time and no size."""
-
-
-def _require(condition: bool, key: str, expected: str, value: object) -> None:
-    if not condition:
-        raise ConfigError(f"{key}: expected {expected}, got {value!r}", key=key)
-
 
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
@@ -76,11 +49,11 @@ class ServerSection:
     log_format: str = "text"
 
     def __post_init__(self) -> None:
-        _require(0 <= self.port <= 65535, "server.port", "0 to 65535", self.port)
-        _require(self.shutdown_s > 0, "server.shutdown_s", "seconds above 0", self.shutdown_s)
-        _require(self.log_level in LOG_LEVELS, "server.log_level", f"one of {', '.join(LOG_LEVELS)}", self.log_level)
+        require(0 <= self.port <= 65535, "server.port", "0 to 65535", self.port)
+        require(self.shutdown_s > 0, "server.shutdown_s", "seconds above 0", self.shutdown_s)
+        require(self.log_level in LOG_LEVELS, "server.log_level", f"one of {', '.join(LOG_LEVELS)}", self.log_level)
         formats = f"one of {', '.join(LOG_FORMATS)}"
-        _require(self.log_format in LOG_FORMATS, "server.log_format", formats, self.log_format)
+        require(self.log_format in LOG_FORMATS, "server.log_format", formats, self.log_format)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,22 +79,22 @@ class SessionSection:
     allow_latents: bool = False
 
     def __post_init__(self) -> None:
-        _require(self.resume_s >= 0, "session.resume_s", "seconds from 0", self.resume_s)
-        _require(self.lead_chunks >= 0, "session.lead_chunks", "a number from 0", self.lead_chunks)
-        _require(self.max_pending_events >= 1, "session.max_pending_events", "a number from 1", self.max_pending_events)
-        _require(
+        require(self.resume_s >= 0, "session.resume_s", "seconds from 0", self.resume_s)
+        require(self.lead_chunks >= 0, "session.lead_chunks", "a number from 0", self.lead_chunks)
+        require(self.max_pending_events >= 1, "session.max_pending_events", "a number from 1", self.max_pending_events)
+        require(
             self.retry_rolled_back_ticks in (0, 1),
             "session.retry_rolled_back_ticks",
             "0 or 1",
             self.retry_rolled_back_ticks,
         )
         for name in ("max_queued", "max_watchers"):
-            _require(getattr(self, name) >= 0, f"session.{name}", "a number from 0", getattr(self, name))
+            require(getattr(self, name) >= 0, f"session.{name}", "a number from 0", getattr(self, name))
         for name in ("tick_timeout_s", "request_timeout_s", "stall_timeout_s", "start_timeout_s"):
-            _require(getattr(self, name) > 0, f"session.{name}", "seconds above 0", getattr(self, name))
+            require(getattr(self, name) > 0, f"session.{name}", "seconds above 0", getattr(self, name))
         for name in ("idle_s", "max_session_s"):
             value = getattr(self, name)
-            _require(value is None or value > 0, f"session.{name}", "seconds above 0", value)
+            require(value is None or value > 0, f"session.{name}", "seconds above 0", value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +117,7 @@ class LimitsSection:
     def __post_init__(self) -> None:
         for entry in fields(self):
             value = getattr(self, entry.name)
-            _require(value is None or value > 0, f"limits.{entry.name}", "a number above 0", value)
+            require(value is None or value > 0, f"limits.{entry.name}", "a number above 0", value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,9 +129,9 @@ class MediaSection:
     encoder_threads: int = 2
 
     def __post_init__(self) -> None:
-        _require(1 <= self.crf <= 51, "media.crf", "1 to 51", self.crf)
-        _require(self.encoder_threads >= 1, "media.encoder_threads", "a number from 1", self.encoder_threads)
-        _require(self.preset in PRESETS, "media.preset", f"one of {', '.join(PRESETS)}", self.preset)
+        require(1 <= self.crf <= 51, "media.crf", "1 to 51", self.crf)
+        require(self.encoder_threads >= 1, "media.encoder_threads", "a number from 1", self.encoder_threads)
+        require(self.preset in PRESETS, "media.preset", f"one of {', '.join(PRESETS)}", self.preset)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,9 +145,7 @@ class RecordingSection:
     max_bytes: int | None = 10 * 1024**3
 
     def __post_init__(self) -> None:
-        _require(
-            self.max_bytes is None or self.max_bytes > 0, "recording.max_bytes", "a number above 0", self.max_bytes
-        )
+        require(self.max_bytes is None or self.max_bytes > 0, "recording.max_bytes", "a number above 0", self.max_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,10 +162,10 @@ class WorkerSection:
     def __post_init__(self) -> None:
         threads = self.cpu_threads
         in_range = threads is None or 1 <= threads <= MAX_CPU_THREADS
-        _require(in_range, "worker.cpu_threads", f"1 to {MAX_CPU_THREADS}", threads)
-        _require(DEVICE.fullmatch(self.device) is not None, "worker.device", "cpu, cuda or cuda:N", self.device)
+        require(in_range, "worker.cpu_threads", f"1 to {MAX_CPU_THREADS}", threads)
+        require(DEVICE.fullmatch(self.device) is not None, "worker.device", "cpu, cuda or cuda:N", self.device)
         for name in ("start_timeout_s", "stop_timeout_s", "restart_backoff_s", "max_restart_backoff_s"):
-            _require(getattr(self, name) > 0, f"worker.{name}", "seconds above 0", getattr(self, name))
+            require(getattr(self, name) > 0, f"worker.{name}", "seconds above 0", getattr(self, name))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,14 +177,14 @@ class KVCacheSection:
     cpu_memory_bytes: int = 2 * 1024**3
 
     def __post_init__(self) -> None:
-        _require(self.requested_sessions >= 1, "kvcache.requested_sessions", "a number from 1", self.requested_sessions)
-        _require(
+        require(self.requested_sessions >= 1, "kvcache.requested_sessions", "a number from 1", self.requested_sessions)
+        require(
             0 < self.gpu_memory_fraction <= 1,
             "kvcache.gpu_memory_fraction",
             "above 0, at most 1",
             self.gpu_memory_fraction,
         )
-        _require(self.cpu_memory_bytes > 0, "kvcache.cpu_memory_bytes", "bytes above 0", self.cpu_memory_bytes)
+        require(self.cpu_memory_bytes > 0, "kvcache.cpu_memory_bytes", "bytes above 0", self.cpu_memory_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,11 +205,11 @@ class RobotSection:
     def __post_init__(self) -> None:
         for name in ("idle_s", "rest_idle_s"):
             value = getattr(self, name)
-            _require(value is None or value > 0, f"robot.{name}", "seconds above 0", value)
+            require(value is None or value > 0, f"robot.{name}", "seconds above 0", value)
         for name in ("max_message_bytes", "max_sessions_per_connection"):
-            _require(getattr(self, name) >= 1, f"robot.{name}", "a number from 1", getattr(self, name))
+            require(getattr(self, name) >= 1, f"robot.{name}", "a number from 1", getattr(self, name))
         policies = f"one of {', '.join(SAME_SESSION)}"
-        _require(self.same_session in SAME_SESSION, "robot.same_session", policies, self.same_session)
+        require(self.same_session in SAME_SESSION, "robot.same_session", policies, self.same_session)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,11 +259,11 @@ class ModelSection:
 
     def __post_init__(self) -> None:
         for name, most in (("width", MAX_PIXELS), ("height", MAX_PIXELS), ("fps", MAX_FPS)):
-            _require(1 <= getattr(self, name) <= most, f"model.{name}", f"1 to {most}", getattr(self, name))
+            require(1 <= getattr(self, name) <= most, f"model.{name}", f"1 to {most}", getattr(self, name))
         names = [image.name for image in self.start_images]
-        _require(len(set(names)) == len(names), "model.start_images", "unique names", names)
+        require(len(set(names)) == len(names), "model.start_images", "unique names", names)
         offered = self.begin_image is None or self.begin_image in names
-        _require(offered, "model.begin_image", f"one of {', '.join(names) or 'no start images'}", self.begin_image)
+        require(offered, "model.begin_image", f"one of {', '.join(names) or 'no start images'}", self.begin_image)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -339,33 +310,6 @@ DEMO_OPTIONS = ("reference_intrinsics", "camera_scale")
 """Keys of `[demo]` that are options of the model rather than of every model."""
 
 
-def resolve_checkpoint(checkpoint: str) -> Path:
-    """Return the folder of a checkpoint; "package:worldmodel/data/x" is found beside the installed package.
-
-    "random:NAME", a model with random weights, has no folder and stays as it is.
-    """
-    if checkpoint.startswith(RANDOM_SCHEME):
-        return Path(checkpoint)
-    if not checkpoint.startswith(PACKAGE_SCHEME):
-        return Path(checkpoint).expanduser().resolve()
-    package, _, rest = checkpoint.removeprefix(PACKAGE_SCHEME).partition("/")
-    spec = importlib.util.find_spec(package) if package else None
-    if spec is None or not spec.submodule_search_locations:
-        raise ConfigError(f"model.checkpoint: no package {package!r} is installed (in {checkpoint!r})")
-    return Path(next(iter(spec.submodule_search_locations))) / rest
-
-
-def bundled_config(name: str) -> Path:
-    """Return the path of a configuration file that ships with the package, such as "demo"."""
-    here = Path(__file__).resolve().parent
-    folders = (here / "_configs", here.parent / "configs")
-    for folder in folders:
-        path = folder / f"{name}.toml"
-        if path.is_file():
-            return path
-    raise ConfigError(f"no bundled configuration {name!r} in {' or '.join(str(folder) for folder in folders)}")
-
-
 def load_config(
     path: Path, *, environment: Mapping[str, str] | None = None, flags: Mapping[str, str] | None = None
 ) -> ServerConfig:
@@ -377,15 +321,17 @@ def load_config(
     origins: dict[str, str] = {}
     for key, text, origin in _overrides(os.environ if environment is None else environment, flags or {}):
         section, _, name = key.partition(".")
-        tables.setdefault(section, {})[name] = _parse_text(text, SECTIONS[section], name, origin)
+        tables.setdefault(section, {})[name] = parse_text(text, SECTIONS[section], name, origin)
         origins[key] = origin
     if "model" not in tables:
         raise ConfigError(f"{path}: expected a [model] or a [demo] section")
     for section, table in tables.items():
         for name, value in table.items():
             origin = origins.get(f"{section}.{name}", str(path))
-            _check_numbers(value, f"{section}.{name}", origin)
-    return ServerConfig(**{name: _section(name, table, str(path), origins) for name, table in tables.items()})
+            check_numbers(value, f"{section}.{name}", origin)
+    return ServerConfig(
+        **{name: build_section(SECTIONS[name], name, table, str(path), origins) for name, table in tables.items()}
+    )
 
 
 def _read_file(path: Path) -> dict[str, dict[str, Any]]:
@@ -398,7 +344,7 @@ def _read_file(path: Path) -> dict[str, dict[str, Any]]:
     known = (*SECTIONS, "demo")
     for name, table in raw.items():
         if name not in known:
-            raise ConfigError(f"{path}: unknown section [{name}]{_nearest(name, known)}")
+            raise ConfigError(f"{path}: unknown section [{name}]{nearest(name, known)}")
         if not isinstance(table, dict):
             raise ConfigError(f"{path}: {name} must be a section")
     if "demo" in raw:
@@ -408,49 +354,11 @@ def _read_file(path: Path) -> dict[str, dict[str, Any]]:
     return raw
 
 
-def _check_numbers(value: object, key: str, origin: str) -> None:
-    """Refuse numbers that are not finite or too large, also inside lists and tables."""
-    match value:
-        case float() | int() if not -MAX_NUMBER <= value <= MAX_NUMBER:
-            shown = repr(value) if isinstance(value, float) else f"a number of {value.bit_length()} bits"
-            raise ConfigError(
-                f"{origin}: {key}: expected a finite number of at most {MAX_NUMBER}, got {shown}", key=key
-            )
-        case list():
-            for index, item in enumerate(value):
-                _check_numbers(item, f"{key}[{index}]", origin)
-        case dict():
-            for name, item in value.items():
-                _check_numbers(item, f"{key}.{name}", origin)
-
-
 def _demo_as_model(demo: dict[str, Any]) -> dict[str, Any]:
     """Turn the `[demo]` section, which holds what no checkpoint file says, into a `[model]` section."""
     model: dict[str, Any] = {"name": "lingbot_world_v2", "precision": "fp32", **demo}
     model["options"] = {key: model.pop(key) for key in DEMO_OPTIONS if key in model}
     return model
-
-
-def _section(name: str, table: dict[str, Any], file: str, origins: Mapping[str, str]) -> Any:
-    """Build one section. `origins` says where a value came from that is not the file's."""
-    kind = SECTIONS[name]
-    known = [entry.name for entry in fields(kind)]
-    for key in table:
-        if key not in known:
-            raise ConfigError(f"{file}: unknown key {name}.{key}{_nearest(key, known)}")
-    try:
-        return msgspec.convert({key: _without_none(value, kind, key) for key, value in table.items()}, kind)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{file}: section [{name}]: {str(error).replace('`$.', '`')}") from error
-    except ConfigError as error:
-        raise ConfigError(f"{origins.get(error.key or '', file)}: {error}") from error
-
-
-def _without_none(value: object, kind: type, name: str) -> object:
-    """Read "none" for a number that may have no limit: TOML has no word for it."""
-    hint = get_type_hints(kind)[name]
-    is_unlimited = value == "none" and type(None) in get_args(hint) and _text_form(hint) in (int, float)
-    return None if is_unlimited else value
 
 
 def _overrides(environment: Mapping[str, str], flags: Mapping[str, str]) -> list[tuple[str, str, str]]:
@@ -461,7 +369,7 @@ def _overrides(environment: Mapping[str, str], flags: Mapping[str, str]) -> list
         if not variable.startswith(ENVIRONMENT_PREFIX) or variable in TEST_VARIABLES:
             continue
         if variable not in keys:
-            raise ConfigError(f"unknown environment variable {variable}{_nearest(variable, list(keys))}")
+            raise ConfigError(f"unknown environment variable {variable}{nearest(variable, list(keys))}")
         found.append((keys[variable], text, variable))
     found.extend((key, text, f"--{key.replace('_', '-')}") for key, text in flags.items())
     return found
@@ -472,36 +380,5 @@ def settable_keys() -> list[str]:
     keys = []
     for section, kind in SECTIONS.items():
         hints = get_type_hints(kind)
-        keys += [f"{section}.{entry.name}" for entry in fields(kind) if _text_form(hints[entry.name]) is not None]
+        keys += [f"{section}.{entry.name}" for entry in fields(kind) if text_form(hints[entry.name]) is not None]
     return keys
-
-
-def _text_form(hint: Any) -> type | None:
-    """Return the scalar type that a text for this hint is parsed as, `tuple` for comma lists, None for tables."""
-    if get_origin(hint) is UnionType:
-        return _text_form(next(part for part in get_args(hint) if part is not type(None)))
-    if get_origin(hint) is tuple:
-        return tuple if get_args(hint)[0] is str else None
-    return hint if hint in (str, int, float, bool) else None
-
-
-def _parse_text(text: str, kind: type, name: str, origin: str) -> object:
-    hint = get_type_hints(kind)[name]
-    form = _text_form(hint)
-    if text == "none" and type(None) in get_args(hint):
-        return None
-    if form is tuple:
-        return [part.strip() for part in text.split(",") if part.strip()]
-    if form is bool:
-        if text.lower() not in ("true", "false"):
-            raise ConfigError(f"{origin}: expected true or false, got {text[:80]!r}")
-        return text.lower() == "true"
-    try:
-        return form(text) if form is not None else text
-    except ValueError as error:
-        raise ConfigError(f"{origin}: expected {form.__name__ if form else 'text'}, got {text[:80]!r}") from error
-
-
-def _nearest(name: str, known: list[str] | tuple[str, ...]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    return f" (did you mean {close[0]!r}?)" if close else f" (known: {', '.join(known)})"

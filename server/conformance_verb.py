@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from server.config import ConfigError
+from server.config_values import ConfigError
 from server.worker_process import worker_environment
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from server.clip import ready_worker, write_clip
 from server.clip_arguments import ClipFiles, check_seed, decode, read_image
-from server.config import ConfigError, ServerConfig
+from server.config import ServerConfig
+from server.config_values import ConfigError
 from server.generate import GenerateJob, GenerateStep, num_chunks, script_steps
 from server.key_script import parse_key_script
 from server.uploads import RawImage

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from server.config import ConfigError, ModelSection, ServerConfig
+from server.config import ModelSection, ServerConfig
+from server.config_values import ConfigError
 from worldmodel import catalog
 from worldmodel.errors import RequestRefused
 

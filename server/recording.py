@@ -30,7 +30,8 @@ from pathlib import Path
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from server.config import ConfigError, RecordingSection
+from server.config import RecordingSection
+from server.config_values import ConfigError
 from server.errors import ErrorCode, UnknownId
 from server.logs import about
 from server.tasks import TaskSet

@@ -10,7 +10,8 @@ from pathlib import Path
 from server.app import start_message
 from server.clip import ready_worker, write_clip
 from server.clip_arguments import ClipFiles, check_seed, decode, read_image
-from server.config import ConfigError, ServerConfig
+from server.config import ServerConfig
+from server.config_values import ConfigError
 from server.event_log import LoggedImage, LogStart, image_digest
 from server.generate import GenerateJob
 from server.health import distribution_version

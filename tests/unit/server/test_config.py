@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from server.config import ConfigError, bundled_config, load_config, resolve_checkpoint, settable_keys
+from server.config import load_config, settable_keys
+from server.config_values import ConfigError
+from server.package_files import bundled_config, resolve_checkpoint
 
 MINIMAL = """
 [model]

@@ -11,8 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 from server import doctor_verb
-from server.config import ServerConfig, bundled_config, load_config
+from server.config import ServerConfig, load_config
 from server.doctor_verb import Check, doctor, server_checks
+from server.package_files import bundled_config
 
 
 def config(**flags: str) -> ServerConfig:

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from server.config import ConfigError, ServerSection
+from server.config import ServerSection
+from server.config_values import ConfigError
 from server.console import LoadLog
 from server.logs import about, configure_logging, configured_logging
 from worldmodel.messages import LoadProgress, LoadStage

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from server import cli
-from server.config import ConfigError, ModelSection, ServerConfig
+from server.config import ModelSection, ServerConfig
+from server.config_values import ConfigError
 from server.model_check import check_model
 from worldmodel.catalog import ENTRIES
 

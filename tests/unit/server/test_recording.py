@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from server.config import ConfigError, RecordingSection
+from server.config import RecordingSection
+from server.config_values import ConfigError
 from server.errors import UnknownId
 from server.recording import LOG_FILE, MP4_FILE, SEARCH_BYTES, Recordings, SessionRecording
 

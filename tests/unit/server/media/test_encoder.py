@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from server.config import ConfigError, MediaSection
+from server.config import MediaSection
+from server.config_values import ConfigError
 from server.media import h264
 from server.media.encoder import EncoderFailed, H264Encoder
 from tests.support.media_chunks import yuv_chunk
