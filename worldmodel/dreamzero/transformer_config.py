@@ -110,15 +110,16 @@ def read_transformer_config(
     eps = reader.number("eps")
     if problems:
         return None
-    window = UNBOUNDED_WINDOW_LATENT_FRAMES if chunk_limit == -1 else chunk_limit * frames + 1
+    bound = None if chunk_limit == -1 else chunk_limit * frames + 1
     try:
         return TransformerConfig(
             image_condition=model_type == "i2v",
             image_dim=image_dim,
             image_tokens=image_tokens,
             latent_frames_per_chunk=frames,
-            window_latent_frames=window,
-            restart_latent_frame=None if chunk_limit == -1 else window,
+            # Where every call begins anew nothing is appended, but there must be room for it.
+            window_latent_frames=UNBOUNDED_WINDOW_LATENT_FRAMES if bound is None else max(bound, 2 * frames),
+            restart_latent_frame=bound,
             eps=eps,
             **values,
         )

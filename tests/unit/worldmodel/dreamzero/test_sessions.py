@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from kvcache.transaction import ChunkTransaction
-from tests.support.dreamzero_checkpoint import camera_frames, start_worker, write_checkpoint
+from tests.support.dreamzero_checkpoint import camera_frames, start_worker, tiny_config, write_checkpoint
 from tests.support.dreamzero_sessions import Answer, call, close_robot, open_robot, reset_robot, runtime_of
 from worldmodel.dreamzero.adapter import DreamZeroAdapter, create_adapter
 from worldmodel.dreamzero.observation_vae import ObservationVAE
@@ -186,6 +186,16 @@ def test_runs_begin_anew_where_the_window_or_the_prompt_ends(adapter: DreamZeroA
     calls = [observe(0, index) for index in range(9)]
     assert committed_frames(adapter, calls, ["a"] * 9) == [1, 3, 5, 7, 1, 3, 5, 7, 1]
     assert committed_frames(adapter, calls[:5], ["a", "a", "b", "b", "B"]) == [1, 3, 1, 3, 5]
+
+
+@pytest.mark.parametrize(
+    ("max_chunk_size", "frames"), [(1, [1, 1, 1, 1]), (2, [1, 3, 1, 3]), (3, [1, 3, 5, 1]), (-1, [1, 1, 1, 1])]
+)
+def test_the_window_is_that_of_the_checkpoint(tmp_path: Path, max_chunk_size: int, frames: list[int]) -> None:
+    network = tiny_config()["action_head_cfg"]["config"]["diffusion_model_cfg"] | {"max_chunk_size": max_chunk_size}
+    folder = write_checkpoint(tmp_path, diffusion_model_cfg=network)
+    adapter = create_adapter(start_worker(folder, computed_steps=5), lambda stage, fraction, detail: None)
+    assert committed_frames(adapter, [observe(0, index) for index in range(4)], ["a"] * 4) == frames
 
 
 def test_one_frame_a_call_is_padded_to_four_and_appended(adapter: DreamZeroAdapter) -> None:
