@@ -30,7 +30,12 @@ chunk_ms = 50
 MANY_FRAMES = 9 + 12 * 2000
 
 
-def command(folder: Path, *arguments: str, before: Callable[[], None] | None = None) -> subprocess.Popen[str]:
+def hear_interrupts() -> None:
+    """Undo what a shell does to its background jobs, among which the tests may be: they ignore SIGINT."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def command(folder: Path, *arguments: str, before: Callable[[], None] = hear_interrupts) -> subprocess.Popen[str]:
     config = folder / "fake.toml"
     config.write_text(CONFIG, encoding="utf-8")
     return subprocess.Popen(
