@@ -11,7 +11,7 @@ import pytest
 from starlette.websockets import WebSocket
 
 from server.endpoint import MAX_KEPT_FRAMES, MAX_QUEUED_FRAMES, CloseFrame, Outbox, TextFrame, serve_socket
-from server.errors import CloseCode, ServerError
+from server.errors import CloseCode, ErrorCode, ServerError
 from tests.support.virtual_time import now, run_virtual, settle
 
 
@@ -66,6 +66,35 @@ async def serve(socket: FloodedSocket, dialog: Echo, *, rate: float) -> None:
     await serve_socket(
         cast("WebSocket", socket), dialog, dialog.outbox, stall_timeout_s=1000.0, max_messages_per_second=rate
     )
+
+
+class Broken(Echo):
+    """Has a bug that only some messages meet."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        super().__init__(outbox)
+        self.errors: list[ServerError] = []
+
+    async def on_text(self, text: str) -> None:
+        if text == "bug":
+            raise KeyError("a secret of ours")
+        await super().on_text(text)
+
+    def send_error(self, error: ServerError) -> None:
+        self.errors.append(error)
+
+
+def test_of_a_bug_the_client_hears_one_sentence_and_the_log_the_rest(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        dialog = Broken(Outbox())
+        await serve(FloodedSocket(["x", "bug", "x"]), dialog, rate=1e6)
+        assert len(dialog.heard_at) == 2
+        assert [(error.code, error.message) for error in dialog.errors] == [
+            (ErrorCode.INTERNAL, "the server failed to handle this message")
+        ]
+        assert "KeyError: 'a secret of ours'" in caplog.text
+
+    run_virtual(main())
 
 
 def test_others_have_a_turn_after_every_message() -> None:
