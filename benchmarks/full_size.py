@@ -63,13 +63,13 @@ def run_chunks(
     for index in range(first, last):
         for session_id in session_ids:
             if index == 0:
-                _open(runtime, start, session_id)
+                open_session(runtime, start, session_id)
             rows.append({"chunk": float(index), **_tick(runtime, session_id, index)})
             print("  ".join(f"{name} {value:9.1f}" for name, value in rows[-1].items()), flush=True)
     return rows
 
 
-def _open(runtime: Runtime, start: StartWorker, session_id: str) -> None:
+def open_session(runtime: Runtime, start: StartWorker, session_id: str) -> None:
     image = np.random.default_rng(0).integers(0, 256, (start.height, start.width, 3), dtype=np.uint8)
     message = OpenSession(
         request_id=RequestId("open"),

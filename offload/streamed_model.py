@@ -216,6 +216,20 @@ class StreamedModel:
             raise OffloadError("the streamed weights are closed")
         return self._host
 
+    @property
+    def transfer(self) -> Transfer:
+        """How streamed weights travel now."""
+        return self._chosen.transfer
+
+    def use_transfer(self, wish: TransferWish, device: torch.device, runtime: CudaHostRuntime | None = None) -> None:
+        """Let weights travel another way after the next `rearrange`. Raises what `choose_transfer` does."""
+        for streamer in self._streamers.values():
+            streamer.close()
+        if self._registration is not None:
+            self._registration.close()
+        self._chosen = choose_transfer(wish, self.host, device, runtime)
+        self._registration = self._chosen.registration
+
     def rearrange(self, layers: ModelLayers, residency: ResidencyPlan, device: torch.device) -> None:
         """Stream under another plan, which must find what it streams on the host. Ask `weights` again afterwards."""
         for streamer in self._streamers.values():

@@ -1,0 +1,320 @@
+"""Chunks of LingBot-World v2 at full size with streamed random weights against resident ones, in one process.
+
+    python benchmarks/offload_rate.py --json offload.json
+    python benchmarks/offload_rate.py --device-gib 48 --expect offload.json --json offload_48.json
+    python benchmarks/offload_rate.py --host runtime_cache --cache FOLDER --second-worker --json offload_pss.json
+
+The model is loaded once, all of it streamed; the other rows keep a share of it on the device and use the same host
+memory. Every row runs the same two chunks of a new session first, whose bits must be those of the resident row, and
+then goes on with the session whose window is full. The link is measured in the same run. `floor` is
+max(compute, bytes copied / link rate), `compute` being the resident row's time. `--tiny` checks the script on a CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from full_size import FULL, TINY, build_runtime, open_session, provenance, run_chunks
+
+from offload.link import measure_link
+from offload.residency import NUM_SLOTS, LayerPart, ResidencyPlan, plan_residency
+from offload.streamed_model import Transfer, TransferWish
+from worldmodel.kernels.fused_layer import FusedFormat
+from worldmodel.kernels.layer_ops import PlainOps
+from worldmodel.lingbot.config import LingBotOptions
+from worldmodel.lingbot.empty_model import build_empty, open_any
+from worldmodel.lingbot.layer_parts import USES_PER_CHUNK
+from worldmodel.lingbot.streamed_layers import part_layouts
+from worldmodel.lingbot.streaming import StreamedTransformer
+from worldmodel.lingbot.transformer import LingBotTransformer
+from worldmodel.messages import CloseSession, RequestId, SessionId, StartWorker, Tick
+from worldmodel.offload_settings import OffloadSettings
+from worldmodel.runtime import Runtime
+from worldmodel.wan.precision import precision_plan
+
+SHARES = (1.0, 0.75, 0.5, 0.25, 0.0)
+CHECKED_CHUNKS = 2
+LONG = "long"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """A runtime whose weights are streamed, and handles on them."""
+
+    runtime: Runtime
+    start: StartWorker
+    transformer: LingBotTransformer
+    streamed: StreamedTransformer
+    device: torch.device
+
+
+def load(arguments: argparse.Namespace) -> Loaded:
+    device = torch.device(arguments.device)
+    text_encoder = "streamed" if arguments.device_gib and not arguments.tiny else "resident"
+    start = StartWorker(
+        model="lingbot_world_v2",
+        checkpoint=TINY if arguments.tiny else FULL,
+        width=64 if arguments.tiny else 832,
+        height=32 if arguments.tiny else 480,
+        fps=16,
+        device=arguments.device,
+        precision=arguments.precision,
+        requested_sessions=1 if arguments.device_gib else 2,
+        model_options=json.dumps({"text_encoder": text_encoder, **arguments.options}).encode(),
+        offload=settings(arguments),
+    )
+    if arguments.device_gib and device.type == "cuda":
+        total_bytes = torch.cuda.get_device_properties(device).total_memory
+        # What torch may take: the bound less what a context takes beside it.
+        torch.cuda.set_per_process_memory_fraction((arguments.device_gib * 2**30 - 1.5e9) / total_bytes, device)
+    runtime = build_runtime(start)
+    adapter = cast("Any", runtime)._adapter
+    streamed = adapter._transformer.weights.streamed
+    print(streamed.description, flush=True)
+    return Loaded(runtime=runtime, start=start, transformer=adapter._transformer, streamed=streamed, device=device)
+
+
+def settings(arguments: argparse.Namespace) -> OffloadSettings:
+    """Stream everything, except under a bound of device memory, where the plan decides."""
+    return OffloadSettings(
+        weights="streamed",
+        host=arguments.host,
+        transfer="staged" if arguments.device == "cpu" else "registered",
+        resident_bytes=None if arguments.device_gib else buffers_bytes(arguments),
+        device_bytes=int(arguments.device_gib * 2**30) if arguments.device_gib else None,
+        cache_folder=arguments.cache,
+        vae=arguments.vae,
+        camera_modulation=arguments.camera,
+        decode=arguments.decode,
+    )
+
+
+def buffers_bytes(arguments: argparse.Namespace) -> int:
+    """Return what two buffers of every part take: the smallest budget."""
+    empty = build_empty(open_any(TINY if arguments.tiny else FULL), LingBotOptions())
+    plan = precision_plan(arguments.precision)
+    is_fused = arguments.device != "cpu" or plan.quantizes_linears
+    layer_format = FusedFormat(PlainOps(), plan.linear, quantize=plan.quantizes_linears) if is_fused else None
+    layouts = part_layouts(empty.transformer.config, plan, layer_format)
+    return NUM_SLOTS * sum(layout.num_bytes for layout in layouts.values())
+
+
+# ------------------------------------------------------------ rows
+
+
+def plan_share(loaded: Loaded, share: float) -> ResidencyPlan:
+    """Keep this share of the layers' bytes on the device, buffers not counted."""
+    layouts = loaded.streamed.layers.layouts
+    parts = [
+        LayerPart(name=name, layer_bytes=layout.num_bytes, uses_per_chunk=USES_PER_CHUNK[name])
+        for name, layout in layouts.items()
+    ]
+    num_layers = loaded.streamed.layers.num_layers
+    layer_bytes = sum(part.layer_bytes for part in parts)
+    if share >= 1.0:
+        return plan_residency(parts, num_layers, None)
+    return plan_residency(parts, num_layers, int((share * num_layers + 2) * layer_bytes))
+
+
+def check_bits(loaded: Loaded, name: str) -> str:
+    """Run the first chunks of a new session; return a digest of all their outputs."""
+    digest = hashlib.sha256()
+    runtime, session = loaded.runtime, SessionId(f"check-{name}")
+    for index in range(CHECKED_CHUNKS):
+        digest.update(one_chunk(loaded, str(session), index))
+    runtime.close(CloseSession(request_id=RequestId("close"), session_id=session))
+    return digest.hexdigest()
+
+
+def one_chunk(loaded: Loaded, session: str, index: int) -> bytes:
+    """Open a session at chunk 0, run one chunk, return its pixels."""
+    if index == 0:
+        open_session(loaded.runtime, loaded.start, session)
+    tick = Tick(request_id=RequestId(f"{session}-{index}"), session_id=SessionId(session), chunk_index=index)
+    _, parts = loaded.runtime.tick(tick).to_host()
+    return b"".join(bytes(part) for part in parts)
+
+
+def measure(loaded: Loaded, name: str, first_chunk: int, num_chunks: int) -> dict[str, Any]:
+    """Time chunks of the long session under the plan in force."""
+    if loaded.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(loaded.device)
+    digest = check_bits(loaded, name)
+    rows = run_chunks(loaded.runtime, loaded.start, [LONG], first_chunk, first_chunk + num_chunks)
+    # The first one fills buffers under the new plan.
+    steady = rows[1:]
+    residency = loaded.streamed.model.residency
+    row: dict[str, Any] = {
+        "name": name,
+        "ms": statistics.median(row["wall_ms"] for row in steady),
+        "denoise_ms": statistics.median(row["denoise_ms"] for row in steady),
+        "digest": digest,
+        "copied_gb": residency.copied_bytes_per_chunk / 1e9,
+        "weights_device_gb": residency.device_bytes / 1e9,
+        "weights_host_gb": residency.host_bytes / 1e9,
+        "locked_gb": loaded.streamed.model.locked_bytes / 1e9,
+        "plan": residency.describe(),
+    }
+    if loaded.device.type == "cuda":
+        row["device_peak_gib"] = torch.cuda.max_memory_allocated(loaded.device) / 2**30
+    print(json.dumps(row), flush=True)
+    return row
+
+
+def run_rows(loaded: Loaded, arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    fill = 2 if arguments.tiny else 7
+    loaded.streamed.rearrange(loaded.transformer, plan_share(loaded, 1.0))
+    run_chunks(loaded.runtime, loaded.start, [LONG], 0, fill)
+    chunk = fill
+    for share in arguments.shares:
+        loaded.streamed.rearrange(loaded.transformer, plan_share(loaded, share))
+        name = "resident" if share >= 1.0 else f"{loaded.streamed.model.transfer.value}, {100 * share:.0f} % resident"
+        yield measure(loaded, name, chunk, arguments.chunks)
+        chunk += arguments.chunks
+    if arguments.staged:
+        loaded.streamed.model.use_transfer(TransferWish(transfer=Transfer.STAGED), loaded.device)
+        loaded.streamed.rearrange(loaded.transformer, plan_share(loaded, 0.0))
+        yield measure(loaded, "staged, 0 % resident", chunk, 2)
+
+
+# ------------------------------------------------------------ a second worker
+
+
+def mapped_pss_bytes(pid: int, folder: str) -> int:
+    """Return the proportional share of a process in the pages of the files below a folder."""
+    total_kib, is_inside = 0, False
+    for line in Path(f"/proc/{pid}/smaps").read_text(encoding="utf-8").splitlines():
+        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+            is_inside = folder in line
+        elif is_inside and line.startswith("Pss:"):
+            total_kib += int(line.split()[1])
+    return 1024 * total_kib
+
+
+def second_worker(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Start another worker on the same cache; return what both have of the weights."""
+    command = [sys.executable, *sys.argv, "--only-hold"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        lines = iter(other.stdout.readline, "")
+        loaded_line = next((line for line in lines if line.startswith("holding")), "")
+        own = mapped_pss_bytes(os.getpid(), arguments.cache)
+        theirs = mapped_pss_bytes(other.pid, arguments.cache)
+        other.communicate("\n")
+    files = sum(file.stat().st_size for file in Path(arguments.cache).rglob("*.safetensors"))
+    return {
+        "second_worker": loaded_line.strip(),
+        "pss_gb": [own / 1e9, theirs / 1e9],
+        "pss_sum_gb": (own + theirs) / 1e9,
+        "cache_files_gb": files / 1e9,
+    }
+
+
+# ------------------------------------------------------------ the command
+
+
+def main() -> None:
+    arguments = _parser().parse_args()
+    started_s = time.perf_counter()
+    loaded = load(arguments)
+    report: dict[str, Any] = {
+        **provenance(loaded.device),
+        "load_s": time.perf_counter() - started_s,
+        "precision": arguments.precision,
+        "description": loaded.streamed.description,
+    }
+    if arguments.only_hold:
+        check_bits(loaded, "hold")
+        print(f"holding after {report['load_s']:.1f} s", flush=True)
+        sys.stdin.readline()
+        return
+    report["link_gb_per_s"] = measure_link(loaded.device, probe_bytes=2**20 if arguments.tiny else 2**28) / 1e9
+    print(f"loaded in {report['load_s']:.1f} s, link {report['link_gb_per_s']:.1f} GB/s", flush=True)
+    if arguments.device_gib:
+        report["rows"] = [measure_under_bound(loaded, arguments)]
+        if arguments.expect is not None:
+            expected = json.loads(arguments.expect.read_text())["rows"][0]["digest"]
+            report["has_bits_of_resident"] = report["rows"][0]["digest"] == expected
+    elif arguments.second_worker:
+        check_bits(loaded, "first")
+        report.update(second_worker(arguments))
+    else:
+        report["rows"] = list(run_rows(loaded, arguments))
+        add_floors(report)
+    _show(report)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(report, indent=1))
+
+
+def measure_under_bound(loaded: Loaded, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Time chunks under the plan that a bound of device memory leads to."""
+    # The check needs the only place, so that it comes before the long session.
+    fill = 2 if arguments.tiny else 7
+    digest = check_bits(loaded, "bound")
+    rows = run_chunks(loaded.runtime, loaded.start, [LONG], 0, fill + arguments.chunks)
+    residency = loaded.streamed.model.residency
+    row = {
+        "name": f"within {arguments.device_gib:g} GiB",
+        "ms": statistics.median(row["wall_ms"] for row in rows[fill:]),
+        "digest": digest,
+        "copied_gb": residency.copied_bytes_per_chunk / 1e9,
+        "plan": residency.describe(),
+    }
+    if loaded.device.type == "cuda":
+        row["device_peak_gib"] = torch.cuda.max_memory_reserved(loaded.device) / 2**30
+    return row
+
+
+def add_floors(report: dict[str, Any]) -> None:
+    """Compare every row with the larger of computing and copying."""
+    resident = next(row for row in report["rows"] if row["name"] == "resident")
+    for row in report["rows"]:
+        floor_ms = max(resident["ms"], row["copied_gb"] / report["link_gb_per_s"] * 1000)
+        row["floor_ms"] = floor_ms
+        row["over_floor"] = row["ms"] / floor_ms - 1
+        row["has_bits_of_resident"] = row["digest"] == resident["digest"]
+
+
+def _show(report: dict[str, Any]) -> None:
+    for row in report.get("rows", []):
+        print("  ".join(f"{key} {value:.3f}" if isinstance(value, float) else f"{value}" for key, value in row.items()))
+    print({key: value for key, value in report.items() if key != "rows"})
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--precision", default="bf16", help="precision plan (default bf16)")
+    parser.add_argument("--options", type=json.loads, default={}, help="model options as JSON")
+    parser.add_argument("--device", default="cuda", help="cuda or cpu (default cuda)")
+    parser.add_argument("--tiny", action="store_true", help="a tiny network, to check this script")
+    parser.add_argument("--chunks", type=int, default=4, help="chunks of each row, the first not counted (default 4)")
+    parser.add_argument("--shares", type=float, nargs="*", default=SHARES, help="resident shares, beginning with 1")
+    parser.add_argument("--staged", action="store_true", help="a row with staged copies too")
+    parser.add_argument("--host", default="ordinary", help="ordinary or runtime_cache (default ordinary)")
+    parser.add_argument("--cache", default="", help="folder of the runtime cache")
+    parser.add_argument("--second-worker", action="store_true", help="start another worker and add up their shares")
+    parser.add_argument("--only-hold", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--device-gib", type=float, help="bound of all device memory; the plan decides what stays")
+    parser.add_argument("--expect", type=Path, help="a report whose first row has the bits to compare with")
+    parser.add_argument("--vae", default="resident", help="resident or parked")
+    parser.add_argument("--camera", default="per_chunk", help="per_chunk or per_layer")
+    parser.add_argument("--decode", default="whole_chunk", help="whole_chunk or per_latent_frame")
+    parser.add_argument("--json", type=Path, help="write everything here")
+    return parser
+
+
+if __name__ == "__main__":
+    main()
