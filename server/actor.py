@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from server.admission import Place
 from server.audience import Audience, Listener
+from server.chunks import CommittedChunk
 from server.clock import Clock
 from server.encoding import ChunkEncoder, EncodingDone, EncodingServices
 from server.errors import (
@@ -35,7 +36,7 @@ from server.media.formats import EncodedChunk, EpochMuxer, StreamEncoder
 from server.metrics import Metrics
 from server.recorder import SessionRecorder
 from server.scheduler import Scheduler
-from server.session import CommittedChunk, Phase, Session
+from server.session import Phase, Session
 from server.tasks import TaskSet
 from server.uploads import RawImage
 from server.wire.messages import (

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections import deque
 from typing import Protocol
 
+from server.chunks import ReadyChunk
 from server.errors import ErrorCode, ServerError, Unavailable
 from server.media.formats import EncodedChunk
 from server.metrics import Metrics
-from server.session import ReadyChunk
 from server.wire.messages import (
     DropReason,
     ErrorMessage,

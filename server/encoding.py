@@ -15,10 +15,10 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 
+from server.chunks import CommittedChunk
 from server.clock import Clock
 from server.media.formats import EncodedChunk, EpochMuxer, StreamEncoder
 from server.metrics import Metrics
-from server.session import CommittedChunk
 from server.worker import CommittedTick
 from worldmodel.messages import MediaFormat
 

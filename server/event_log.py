@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from server.session import CommittedChunk
+from server.chunks import CommittedChunk
 from server.wire.messages import PROTOCOL_VERSION
 from worldmodel.messages import Control, ControlEvent, ModelInfo, Tick
 

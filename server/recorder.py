@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from server.chunks import CommittedChunk
 from server.event_log import (
     LoggedImage,
     LoggedReset,
@@ -18,7 +19,6 @@ from server.event_log import (
 from server.media.formats import EncodedChunk, StreamEncoder
 from server.media.mp4_file import MP4_FORMATS, Mp4Assembler
 from server.recording import LOG_FILE, MP4_FILE, Recordings, SessionRecording
-from server.session import CommittedChunk
 from server.wire.messages import StreamFormat
 from worldmodel.messages import ModelInfo, SessionId, Tick
 

@@ -13,18 +13,16 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Generic, TypeVar
+from typing import Generic
 
+from server.chunks import CommittedChunk, EncodedT, EventReceipt, KeptChunks, ReadyChunk, Resend
 from server.errors import BadInput, CommitMismatch, ErrorCode, EventRefused
 from server.events import EventQueue, PendingEvent
 from server.pacing import PacingGate
 from server.wire.messages import Pacing, SessionState
-from worldmodel.messages import Control, ControlEvent, RequestId, SessionId, StageTimings, Tick, TickCommitted
-
-EncodedT = TypeVar("EncodedT")
+from worldmodel.messages import Control, ControlEvent, RequestId, SessionId, Tick, TickCommitted
 
 
 class Phase(StrEnum):
@@ -47,49 +45,8 @@ class SessionRules:
     retry_rolled_back_ticks: int
 
     @property
-    def num_retained_chunks(self) -> int:
+    def num_kept_chunks(self) -> int:
         return self.lead_chunks + 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EventReceipt:
-    """How an event was applied. `wait_ms` is from acceptance to the start of the chunk."""
-
-    event_id: int
-    latent_frame: int
-    wait_ms: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommittedChunk:
-    """A chunk that is part of the session's history. `queue_ms` is from runnable to sent to the worker."""
-
-    run: int
-    chunk_index: int
-    request_id: RequestId
-    applied: tuple[EventReceipt, ...]
-    num_media_frames: int
-    pose: tuple[float, ...] | None
-    timings: StageTimings
-    queue_ms: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadyChunk(Generic[EncodedT]):
-    """A committed chunk with its media, ready to be sent in any epoch."""
-
-    chunk: CommittedChunk
-    encoded: EncodedT
-    transfer_ms: float
-    encode_ms: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resend(Generic[EncodedT]):
-    """What a new socket gets: `chunks` to send again, and how many before them are gone."""
-
-    chunks: tuple[ReadyChunk[EncodedT], ...]
-    num_lost_chunks: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +93,7 @@ class Session(Generic[EncodedT]):
         self._in_flight: _InFlight | None = None
         self._unanswered: dict[tuple[int, int], tuple[int, ...]] = {}
         """Event ids of committed chunks, by run and index, that no chunk header and no drop has answered yet."""
-        self._retained: deque[ReadyChunk[EncodedT]] = deque(maxlen=rules.num_retained_chunks)
+        self._kept: KeptChunks[EncodedT] = KeptChunks(rules.num_kept_chunks)
         self._num_requests = 0
         self._runnable_since: float | None = None
         self._last_sent_run = 0
@@ -200,14 +157,8 @@ class Session(Generic[EncodedT]):
                 f"{self.next_chunk_index - 1}",
                 field="last_chunk_index",
             )
-        chunks = tuple(ready for ready in self._retained if ready.chunk.chunk_index > last)
-        first = chunks[0].chunk.chunk_index if chunks else self._first_unready()
         self._gate.resume(last, now)
-        return Resend(chunks=chunks, num_lost_chunks=max(0, first - (last + 1)))
-
-    def _first_unready(self) -> int:
-        """Index of the first committed chunk whose media isn't ready yet, or of the next chunk."""
-        return self._retained[-1].chunk.chunk_index + 1 if self._retained else 0
+        return self._kept.after(last)
 
     # ------------------------------------------------------------ events and reports
 
@@ -366,7 +317,7 @@ class Session(Generic[EncodedT]):
         """Keep an encoded chunk for resume and return it for sending. Chunks become ready in order."""
         ready = ReadyChunk(chunk=chunk, encoded=encoded, transfer_ms=transfer_ms, encode_ms=encode_ms)
         if chunk.run == self.run:
-            self._retained.append(ready)
+            self._kept.add(ready)
             self._gate.chunk_ready(chunk.chunk_index, chunk.num_media_frames, now)
         return ready
 
@@ -417,7 +368,7 @@ class Session(Generic[EncodedT]):
         self.next_chunk_index = 0
         self.prompt = prompt
         self.seed = seed
-        self._retained.clear()
+        self._kept.clear()
         self._gate.restart()
         self._runnable_since = None
 
@@ -431,7 +382,7 @@ class Session(Generic[EncodedT]):
         """Enter `closed`, or `cleanup_failed` if the worker would not let go."""
         assert self.phase is Phase.CLOSING
         self.phase = Phase.CLOSED if cleaned_up else Phase.CLEANUP_FAILED
-        self._retained.clear()
+        self._kept.clear()
 
     # ------------------------------------------------------------ inside
 

@@ -20,6 +20,7 @@ from functools import partial
 from starlette.websockets import WebSocket
 
 from server.actor import SessionActor
+from server.chunks import ReadyChunk
 from server.context import ServerContext
 from server.dialects.omni_events import EVENT_ID_CONFLICT, INTERACTION_FAILED, Known, OmniEvents
 from server.dialects.omni_messages import (
@@ -36,7 +37,6 @@ from server.endpoint import BinaryFrame, Outbox, TextFrame
 from server.errors import BadInput, CloseCode, ErrorCode, ServerError, Unavailable
 from server.limits import RateLimiter
 from server.media.formats import EncodedChunk, EpochMuxer
-from server.session import ReadyChunk
 from server.starting import check_start
 from server.tasks import TaskSet
 from server.wire.messages import (

@@ -11,12 +11,12 @@ from collections import deque
 
 from server.actor import SessionActor
 from server.audience import SPECTATOR_EPOCH
+from server.chunks import ReadyChunk
 from server.context import ServerContext
 from server.dialects.world_messages import init_frame, media_frame
 from server.endpoint import MAX_QUEUED_FRAMES, BinaryFrame, Outbox, TextFrame
 from server.errors import BadInput, CloseCode, ErrorCode, EventRefused
 from server.media.formats import EncodedChunk, EpochMuxer
-from server.session import ReadyChunk
 from server.wire.messages import ClientMessage, ServerMessage, SessionClose, SessionEvent, SessionWatch, SessionWatching
 
 MAX_WAITING_CHUNKS = 2

@@ -17,6 +17,7 @@ from starlette.websockets import WebSocket
 
 from server.actor import ResumePoint, SessionActor
 from server.audience import error_message
+from server.chunks import ReadyChunk
 from server.context import ServerContext
 from server.dialects.opening import LARGE_TEXT_CHARS, Beginning, StartTimer, serve_dialog
 from server.dialects.spectator import SpectatorDialog
@@ -31,7 +32,7 @@ from server.endpoint import BinaryFrame, Outbox, TextFrame
 from server.errors import BadInput, CloseCode, ErrorCode, EventRefused, ServerError
 from server.limits import RateLimiter
 from server.media.formats import EncodedChunk, EpochMuxer
-from server.session import Phase, ReadyChunk
+from server.session import Phase
 from server.starting import check_start
 from server.tasks import TaskSet
 from server.wire.messages import (

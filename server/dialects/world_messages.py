@@ -8,11 +8,11 @@ from typing import TypeVar
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
+from server.chunks import ReadyChunk
 from server.config import LimitsSection, ServerConfig
 from server.errors import BadInput, ErrorCode, EventRefused
 from server.limits import BadNumber, check_prompt, parse_json_object
 from server.media.formats import EncodedChunk, InitSegment, MuxedChunk
-from server.session import ReadyChunk
 from server.wire.binary import pack_chunk
 from server.wire.messages import (
     PROTOCOL_VERSION,

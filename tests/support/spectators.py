@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from server.chunks import CommittedChunk, ReadyChunk
 from server.media.formats import EncodedChunk
-from server.session import CommittedChunk, ReadyChunk
 from server.wire.messages import StreamFormat
 from worldmodel.messages import RequestId, StageTimings
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from server.audience import Audience
+from server.chunks import ReadyChunk
 from server.errors import ErrorCode, ServerError, Unavailable
 from server.media.formats import EncodedChunk
 from server.metrics import Metrics
-from server.session import ReadyChunk
 from server.wire.messages import (
     DropReason,
     ErrorMessage,

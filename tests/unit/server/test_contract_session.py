@@ -14,8 +14,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from server.chunks import CommittedChunk
 from server.errors import BadInput, CommitMismatch, ErrorCode, EventRefused
-from server.session import CommittedChunk, Phase, Session, SessionRules
+from server.session import Phase, Session, SessionRules
 from server.wire.messages import Pacing, SessionState
 from worldmodel.messages import (
     AppliedEvent,

@@ -12,10 +12,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from server.chunks import CommittedChunk
 from server.encoding import ChunkEncoder, EncodingDone, EncodingServices
 from server.media.formats import RawStreamEncoder
 from server.metrics import Metrics
-from server.session import CommittedChunk
 from server.wire.messages import StreamFormat
 from server.worker import CommittedTick
 from tests.support.media_chunks import part_of
