@@ -211,7 +211,7 @@ function cardContent(robot) {
 /** @param {number[][]} rows */
 function actionsFigure(rows) {
   const [from, to] = rangeOf(rows);
-  const caption = `last actions, ${rows.length} steps, ${from.toFixed(2)} to ${to.toFixed(2)}`;
+  const caption = `last actions, ${rows.length} steps, ${Number(from.toPrecision(3))} to ${Number(to.toPrecision(3))}`;
   return make('figure', {}, actionsPlot(rows), make('figcaption', {}, caption));
 }
 

@@ -137,8 +137,10 @@ def test_a_narrow_window_shows_everything(browser: Browser, server: ServerProces
     watched = WatchedPage(browser, server.url, viewport={"width": 360, "height": 640})
     watched.page.wait_for_selector("#status[data-tone=good]")
     with connected(robot_url(server)) as robot:
-        robot.ask(1)
+        robot.ask(1, session_id="x" * 128, prompt="y" * 500)
         watched.page.wait_for_selector(".card svg.plot")
+        card = "document.querySelector('.card')"
+        assert watched.page.evaluate(f"{card}.scrollWidth - {card}.clientWidth") == 0
         wide = watched.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
     assert wide == 0
     assert watched.complaints == []
