@@ -6,7 +6,7 @@ import math
 from itertools import pairwise
 
 from clients.bench import words
-from clients.bench.plot_svg import ACCENT, FAINT, GRID, INK, LATE, MUTED, SOFT, Canvas
+from clients.bench.plot_svg import ACCENT, FAINT, GRID, INK, LATE, MUTED, ON_COLOUR, SOFT, Canvas, Colour
 from clients.bench.report import Measured, Report
 from clients.bench.samples import STAGES, SessionSamples
 from clients.bench.statistics import percentile
@@ -18,17 +18,30 @@ CHART_TOP, CHART_BOTTOM = 306, 596
 CHART_LEFT, CHART_RIGHT = MARGIN + 58, WIDTH - MARGIN
 BARS_Y = 700
 BAR_HEIGHT, BAR_STEP = 34, 62
-LETTER_WIDTH = 6.9
-"""About the width of a letter at size 13, for what is laid out around text."""
+LEGEND_STEP = 92
+"""From one word of the legend to the next; the longest is shorter."""
 
-SESSION_COLOURS = (ACCENT, "#d9480f", "#0b8a6a", "#7c3aed", "#b7791f", "#0e7490", "#be185d", "#475569")
+ORANGE = Colour(name="orange", light="#d9480f", dark="#ff8a4c")
+GREEN = Colour(name="green", light="#0b8a6a", dark="#35b892")
+GOLD = Colour(name="gold", light="#b7791f", dark="#e0b04a")
+
+SESSION_COLOURS = (
+    ACCENT,
+    ORANGE,
+    GREEN,
+    Colour(name="violet", light="#7c3aed", dark="#a98bff"),
+    GOLD,
+    Colour(name="teal", light="#0e7490", dark="#4cc3dd"),
+    Colour(name="pink", light="#be185d", dark="#f277ad"),
+    Colour(name="slate", light="#475569", dark="#a3b1c2"),
+)
 STAGE_COLOURS = {
-    "queue": "#b8c4d0",
+    "queue": Colour(name="queue", light="#b8c4d0", dark="#56677a"),
     "denoise": ACCENT,
-    "commit": "#7aa5f0",
-    "decode": "#0b8a6a",
-    "transfer": "#d69e2e",
-    "encode": "#d9480f",
+    "commit": Colour(name="commit", light="#7aa5f0", dark="#2f5fb8"),
+    "decode": GREEN,
+    "transfer": GOLD,
+    "encode": ORANGE,
 }
 
 
@@ -181,7 +194,7 @@ class _Chart:
                 text = f"real time at {fps} fps: {budget_ms:g} ms"
                 self._canvas.write(CHART_RIGHT, y - 7, text, size=12, colour=LATE, anchor="end", halo=True)
 
-    def _session(self, points: list[tuple[float, float]], colour: str, *, label_outliers: bool) -> None:
+    def _session(self, points: list[tuple[float, float]], colour: Colour, *, label_outliers: bool) -> None:
         places = [(self._x(at_s), self._y(value)) for at_s, value in points]
         self._canvas.path(places, colour=colour, width=1.6, opacity=0.45)
         for (x, y), (_, value) in zip(places, points, strict=True):
@@ -223,7 +236,7 @@ def _bars(canvas: Canvas, runs: list[tuple[str, Measured]]) -> None:
                 continue
             canvas.box(x, y, width, BAR_HEIGHT, colour=STAGE_COLOURS[stage], radius=0)
             if width >= 46:
-                colour = INK if stage == "queue" else "#ffffff"
+                colour = INK if stage == "queue" else ON_COLOUR
                 canvas.write(x + width / 2, y + 22, f"{value:.0f}", size=13, colour=colour, anchor="middle", weight=600)
             x += width
         total = words.milliseconds(math.fsum(run.headline.stages_ms.values()))
@@ -250,9 +263,9 @@ def _interval_mark(canvas: Canvas, x: float, y: float) -> None:
 
 
 def _legend(canvas: Canvas, present: set[str]) -> None:
-    x: float = WIDTH - MARGIN
-    for stage in reversed([each for each in STAGES if each in present]):
-        canvas.write(x, BARS_Y - 36, stage, size=13, colour=MUTED, anchor="end")
-        x -= LETTER_WIDTH * len(stage) + 17
+    stages = [each for each in STAGES if each in present]
+    x: float = WIDTH - MARGIN - LEGEND_STEP * len(stages) + 18
+    for stage in stages:
         canvas.box(x, BARS_Y - 46, 11, 11, colour=STAGE_COLOURS[stage], radius=3)
-        x -= 20
+        canvas.write(x + 17, BARS_Y - 36, stage, size=13, colour=MUTED)
+        x += LEGEND_STEP

@@ -9,11 +9,11 @@ from rich.table import Table
 from rich.text import Text
 
 from clients.bench import words
-from clients.bench.report import Measured, Report, Window
+from clients.bench.report import Measured, Report
 from clients.bench.samples import STAGES
 from clients.bench.statistics import Summary
 
-BAR_CELLS = 24
+BAR_CELLS = 18
 
 
 def show(report: Report, console: Console) -> None:
@@ -22,7 +22,7 @@ def show(report: Report, console: Console) -> None:
     parts: list[RenderableType] = [_verdict(report, runs[0][1])]
     parts += [Text(problem, style="red") for problem in report.problems]
     parts += [Padding(_numbers(report, runs), (1, 0))]
-    parts += [Padding(_stages(name, run.headline), (0, 0, 1, 0)) for name, run in runs]
+    parts += [Padding(_stages(runs), (0, 0, 1, 0))]
     parts.append(_facts(report))
     console.print(Panel(Group(*parts), title="worldserve bench", title_align="left", padding=(1, 2), expand=False))
 
@@ -34,70 +34,80 @@ def _verdict(report: Report, run: Measured) -> Text:
 
 
 def _numbers(report: Report, runs: list[tuple[str, Measured]]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 3, 0, 0))
+    """Lay out three columns for each run: median or value, p95, p99. The name of the run stands above the first."""
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     table.add_column("")
     for name, _ in runs:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", header_style="bold")
+        for tail in ("p95", "p99"):
+            table.add_column(tail, justify="right", style="dim")
     columns = [_rows(run) for _, run in runs]
     for cells in zip(*columns, strict=True):
-        values = [value for _, value in cells]
-        if any(value != words.NOTHING for value in values):
-            table.add_row(cells[0][0], *values)
+        if any(values[0] != words.NOTHING for _, values in cells):
+            table.add_row(cells[0][0], *(cell for _, values in cells for cell in values))
     if report.served_over_in_process is not None:
         table.add_row("served / in process", Text(f"{report.served_over_in_process:.3f}x", style="bold"))
     return table
 
 
-def _rows(run: Measured) -> list[tuple[str, str]]:
+Cells = tuple[str, str, str]
+"""What stands in the three columns of a run."""
+
+
+def _rows(run: Measured) -> list[tuple[str, Cells]]:
     """List labels and values, the same labels for each run of a model."""
     events, memory = run.events, run.memory
+    later = None if events.chunks_later is None else events.chunks_later.max
     return [
-        ("first chunk, median", words.median_ms(run.first_chunk_ms)),
-        *((f"interval after chunk {each.after_chunk}", _interval(each)) for each in run.windows),
-        ("media rate of a session", words.rate(run.headline.media_fps)),
-        ("media rate of all", words.rate(run.headline.total_media_fps)),
-        *((f"real time at {fps} fps", words.factor(each)) for fps, each in run.headline.realtime_factor.items()),
-        *((f"deadlines met at {each.fps} fps", words.share(each.deadline_attainment)) for each in run.viewers),
-        *((f"stall share at {each.fps} fps", words.share(each.stall_share)) for each in run.viewers),
-        ("bytes of a chunk", words.size(run.headline.bytes_per_chunk)),
-        ("event accepted to start", _latency(events.wait_ms)),
-        ("event sent to chunk", _latency(events.to_chunk_ms)),
-        ("event sent to frame", _latency(events.to_frame_ms)),
-        (
-            "event to effect, chunks",
-            words.count(None if events.chunks_later is None else events.chunks_later.max),
-        ),
-        ("memory of the server", words.size(memory.server_bytes)),
-        ("memory of the worker", words.size(memory.worker_bytes)),
-        ("memory of the device", words.size(memory.device_bytes)),
-        ("room for sessions", words.count(run.capacity_sessions)),
-        ("loading", words.milliseconds(None if run.load_s is None else 1000 * run.load_s)),
+        ("first chunk", _one(words.median_ms(run.first_chunk_ms))),
+        *((f"interval after chunk {each.after_chunk}", _spread(each.interval_ms)) for each in run.windows),
+        ("media rate of a session", _one(words.rate(run.headline.media_fps))),
+        ("media rate of all", _one(words.rate(run.headline.total_media_fps))),
+        *((f"real time at {fps} fps", _one(words.factor(each))) for fps, each in run.headline.realtime_factor.items()),
+        *((f"deadlines met at {each.fps} fps", _one(words.share(each.deadline_attainment))) for each in run.viewers),
+        *((f"stall share at {each.fps} fps", _one(words.share(each.stall_share))) for each in run.viewers),
+        ("bytes of a chunk", _one(words.size(run.headline.bytes_per_chunk))),
+        ("event accepted to start", _spread(events.wait_ms)),
+        ("event sent to chunk", _spread(events.to_chunk_ms)),
+        ("event sent to frame", _spread(events.to_frame_ms)),
+        ("event to effect, chunks", _one(words.count(later))),
+        ("memory of the server", _one(words.size(memory.server_bytes))),
+        ("memory of the worker", _one(words.size(memory.worker_bytes))),
+        ("memory of the device", _one(words.size(memory.device_bytes))),
+        ("room for sessions", _one(words.count(run.capacity_sessions))),
+        ("loading", _one(words.seconds(run.load_s))),
     ]
 
 
-def _interval(window: Window) -> str:
-    if window.interval_ms is None:
-        return words.NOTHING
-    each = window.interval_ms
-    return f"{words.milliseconds(each.median)}  p95 {each.p95:.0f}  p99 {each.p99:.0f}"
+def _one(value: str) -> Cells:
+    return value, "", ""
 
 
-def _latency(summary: Summary | None) -> str:
-    return words.NOTHING if summary is None else f"{words.milliseconds(summary.median)}  p95 {summary.p95:.0f}"
+def _spread(summary: Summary | None) -> Cells:
+    if summary is None:
+        return _one(words.NOTHING)
+    return words.milliseconds(summary.median), f"{summary.p95:.0f}", f"{summary.p99:.0f}"
 
 
-def _stages(name: str, window: Window) -> Table:
-    """Draw the median of each stage as a bar."""
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 3, 0, 0))
-    table.add_column(f"stages {name}")
-    table.add_column("median", justify="right")
-    table.add_column("")
-    most = max(window.stages_ms.values(), default=0.0)
+def _stages(runs: list[tuple[str, Measured]]) -> Table:
+    """Draw the median of each stage as a bar, all to one scale."""
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    table.add_column("stage, median")
+    for name, _ in runs:
+        table.add_column(name, justify="right", header_style="bold")
+        table.add_column("", min_width=BAR_CELLS)
+    stages = [run.headline.stages_ms for _, run in runs]
+    most = max((value for each in stages for value in each.values()), default=0.0)
     for stage in STAGES:
-        if stage in window.stages_ms:
-            value = window.stages_ms[stage]
-            table.add_row(stage, words.milliseconds(value), Text(_bar(value, most), style="cyan"))
+        if any(stage in each for each in stages):
+            cells = [_stage(each.get(stage), most) for each in stages]
+            table.add_row(stage, *(cell for pair in cells for cell in pair))
     return table
+
+
+def _stage(value_ms: float | None, most_ms: float) -> tuple[str, Text]:
+    bar = "" if value_ms is None else _bar(value_ms, most_ms)
+    return words.milliseconds(value_ms), Text(bar, style="cyan")
 
 
 def _bar(value: float, most: float) -> str:

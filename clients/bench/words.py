@@ -20,6 +20,10 @@ def milliseconds(value: float | None) -> str:
     return f"{value:.1f} ms" if abs(value) < 9.95 else f"{value:.0f} ms"
 
 
+def seconds(value_s: float | None) -> str:
+    return NOTHING if value_s is None else f"{value_s:.1f} s"
+
+
 def share(value: float | None) -> str:
     """A share of 1 as per cent; what is neither all nor nothing never looks like it."""
     if value is None:

@@ -16,7 +16,7 @@ import msgspec
 from rich.console import Console
 
 from clients.conformance.errors import ConformanceError
-from clients.conformance.runner import addresses, find_context, run_checks, select
+from clients.conformance.runner import addresses, describe, find_context, run_checks, select
 from clients.conformance.table import failed, show, to_json
 
 PLAIN_WIDTH = 110
@@ -51,10 +51,10 @@ async def _run(job: Job) -> int:
     checks = select(job.only)
     world, http = addresses(job.url)
     context = await find_context(world=world, http=http, token=job.token, answer_s=job.answer_s, quiet_s=job.quiet_s)
-    status = Console(stderr=True)
-    with status.status("checking"):
-        results = await run_checks(context, checks, on_start=lambda check: None)
-    show(results, Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH))
+    with Console(stderr=True).status("checking") as status:
+        results = await run_checks(context, checks, on_start=lambda check: status.update(f"checking {check.name}"))
+    about = f"{world}   {describe(context)}"
+    show(results, Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH), about=about)
     if job.json_file is not None:
         try:
             await asyncio.to_thread(Path(job.json_file).write_bytes, to_json(results, url=job.url))

@@ -86,6 +86,15 @@ async def find_context(
     return Context(target=target, info=info)
 
 
+def describe(context: Context) -> str:
+    """Say in a few words what the server is, as far as it tells."""
+    info = context.info
+    size = f"{info.get('width', '?')}x{info.get('height', '?')}"
+    return (
+        f"{info.get('name', 'unknown')} {info.get('version', '')}, {info.get('served_model', 'unknown model')} {size}"
+    )
+
+
 def select(names: Sequence[str]) -> tuple[Check, ...]:
     """Return the checks of these names, or that begin with one of them; all for none. Raises `ConformanceError`."""
     if not names:

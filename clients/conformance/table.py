@@ -5,28 +5,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from clients.conformance.runner import Outcome, Result
+from clients.conformance.runner import ALL_CHECKS, Outcome, Result
 
 STYLES = {Outcome.PASS: "green", Outcome.FAIL: "bold red", Outcome.NOT_APPLICABLE: "dim"}
 
 SCHEMA = "worldserve.conformance/1"
 
 
-def show(results: Sequence[Result], console: Console) -> None:
-    """Print a row for each check, its reason below, and one line that sums up."""
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    for column in ("", "check", "section", "rule"):
-        table.add_column(column)
+def show(results: Sequence[Result], console: Console, *, about: str) -> None:
+    """Print what was checked, a row for each check with its reason below, and one line that sums up."""
+    console.print(Text.assemble(("worldserve conformance", "bold"), f"   {about}", overflow="fold"))
+    table = Table(box=box.SIMPLE, show_edge=False, pad_edge=False, header_style="dim", border_style="dim")
+    for column in ("", "check", "rule", "section"):
+        table.add_column(column, style="dim" if column == "section" else "")
+    table.add_column("took", justify="right", style="dim", no_wrap=True)
     for result in results:
         rule = Text(result.rule)
         if result.reason:
             rule.append(f"\n{result.reason}", style=STYLES[result.outcome])
-        table.add_row(Text(result.outcome, style=STYLES[result.outcome]), result.name, result.section, rule)
+        outcome = Text(result.outcome, style=STYLES[result.outcome])
+        table.add_row(outcome, result.name, rule, result.section, f"{result.took_s:.1f} s")
     console.print(table)
+    console.print()
     console.print(Text(verdict(results), style="bold red" if failed(results) else "bold green"))
 
 
@@ -42,6 +47,8 @@ def verdict(results: Sequence[Result]) -> str:
     not_applicable = f", {skipped} not applicable here" if skipped else ""
     if failed(results):
         return f"NOT CONFORMING: {failed(results)} of {len(results)} checks failed{not_applicable}"
+    if len(results) < len(ALL_CHECKS):
+        return f"passed: {passed} of the {len(results)} checks asked for{not_applicable}"
     return f"conforming: {passed} checks passed{not_applicable}"
 
 

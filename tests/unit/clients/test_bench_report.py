@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import xml.etree.ElementTree as ElementTree
 from itertools import pairwise
 from pathlib import Path
@@ -212,6 +213,17 @@ def test_the_picture_is_whole_and_escaped():
     assert "in process" in written
     # One dot for each interval of the served run.
     assert len(list(root.iter("{http://www.w3.org/2000/svg}circle"))) == 19
+
+
+def test_the_picture_follows_the_theme_of_its_viewer():
+    """Every colour is a class with a rule for each theme, and none is written at a shape."""
+    text = draw(full_report())
+    light, _, dark = text.partition("@media (prefers-color-scheme: dark)")
+    used = {name for names in re.findall(r'class="([^"]+)"', text) for name in names.split()}
+    assert used == set(re.findall(r"^\.(\S+) \{", light, re.MULTILINE))
+    assert used == set(re.findall(r"^\.(\S+) \{", dark, re.MULTILINE))
+    assert "fill: #ffffff" in light
+    assert not re.search(r'(fill|stroke)="#', text)
 
 
 def test_a_late_chunk_far_above_the_others_is_marked_with_its_value():
