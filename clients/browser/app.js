@@ -80,7 +80,8 @@ export class App {
 
   // ---------------------------------------------------------------- start
 
-  async boot() {
+  /** @param {boolean} [isReturning]  The visitor left a world, and chooses the next. */
+  async boot(isReturning = false) {
     sheets.showLink('Starting', 'busy');
     const info = await this.untilReady();
     if (info === null) return;
@@ -91,6 +92,8 @@ export class App {
     if (this.world.isKept) {
       sheets.showWaiting('Returning to your world', 'Picking it up where you left it.', () => this.leave());
       this.connection.begin(null);
+    } else if (isReturning) {
+      this.choose();
     } else {
       this.open(info);
     }
@@ -207,7 +210,7 @@ export class App {
     const wasReload = !hadWorld && this.world.isKept;
     if (error === undefined && closeCode !== 1008) {
       this.forget();
-      void this.boot();
+      void this.boot(true);
       return;
     }
     sheets.showLink('Not connected', 'bad');
@@ -238,7 +241,7 @@ export class App {
       label: 'Choose a world',
       run: () => {
         this.forget();
-        void this.boot();
+        void this.boot(true);
       },
     };
     sheets.showTrouble({ title, text, retry: { label, run: () => void this.tryAgain() }, choose });

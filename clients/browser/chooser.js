@@ -49,7 +49,8 @@ export class Chooser {
   /** @param {import('./info.js').StartImage[]} images */
   offer(images) {
     const tiles = images.map((image) => this._tile(image));
-    const own = make('button', { type: 'button', className: 'tile own' }, make('span', {}, icon(UPLOAD_ICON), 'Your own image'));
+    const words = make('span', {}, icon(UPLOAD_ICON), 'Your own image');
+    const own = make('button', { type: 'button', className: 'tile own' }, words);
     own.addEventListener('click', () => byId('upload').click());
     this._tiles = [...tiles, own];
     for (const tile of this._tiles) tile.setAttribute('role', 'radio');

@@ -5,6 +5,8 @@ import { byId, make } from './dom.js';
 import { showLink } from './sheets.js';
 
 const KEEP_NOTES = 40;
+/** What a browser reports when the other side did not close (RFC 6455, 7.4.1). */
+const CLOSED_ABNORMALLY = 1006;
 
 export class LinkCard {
   /**
@@ -32,8 +34,9 @@ export class LinkCard {
    */
   note(state, detail) {
     const { attempt, delayMs, position, error, closeCode } = detail;
-    const parts = Object.entries({ attempt, delayMs, position, closeCode, error: error?.code }).filter(([, value]) => value !== undefined);
-    this._notes.push([new Date().toISOString(), state, ...parts.map(([name, value]) => `${name}=${value}`)].join(' '));
+    const facts = Object.entries({ attempt, delayMs, position, closeCode, error: error?.code });
+    const known = facts.filter(([, value]) => value !== undefined).map(([name, value]) => `${name}=${value}`);
+    this._notes.push([new Date().toISOString(), state, ...known].join(' '));
     this._notes = this._notes.slice(-KEEP_NOTES);
     const isBroken = state === 'waiting';
     byId('link-retry').hidden = !isBroken && state !== 'lost';
@@ -95,7 +98,8 @@ function shortOf(state, { attempt, delayMs }) {
  * @param {import('./connection.js').LinkDetail} detail
  */
 function reasonOf(state, { attempt, delayMs, position, error, closeCode }) {
-  const cause = error?.message ?? (closeCode === undefined || closeCode === 1006 ? 'The link broke.' : `The server closed the link (${closeCode}).`);
+  const isCut = closeCode === undefined || closeCode === CLOSED_ABNORMALLY;
+  const cause = error?.message ?? (isCut ? 'The link broke.' : `The server closed the link (${closeCode}).`);
   switch (state) {
     case 'connecting':
       return attempt ? 'Coming back to the world.' : 'Opening the link.';

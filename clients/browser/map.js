@@ -1,5 +1,8 @@
 'use strict';
-/** A small map, seen from above: a grid, the way walked, where the camera stands and what it sees. Up is where the run began to look. */
+/**
+ * A small map, seen from above: a grid, the way walked, where the camera stands and what it sees. North is where the run
+ * began to look.
+ */
 
 import { byId } from './dom.js';
 

@@ -75,22 +75,35 @@ function zeros(count) {
 export function initSegment(track) {
   const { timescale } = track;
   const ftyp = box('ftyp', ascii('iso6'), u32(0), ascii('iso6'), ascii('avc1'), ascii('mp41'));
-  const mvhd = fullBox('mvhd', 0, 0, u32(0, 0, timescale, 0, 0x10000), u16(0x0100, 0), zeros(8), u32(...UNITY_MATRIX), zeros(24), u32(TRACK_ID + 1));
+  const rateAndVolume = [...u32(0x10000), ...u16(0x0100, 0), ...zeros(8)];
+  const times = u32(0, 0, timescale, 0);
+  const mvhd = fullBox('mvhd', 0, 0, times, rateAndVolume, u32(...UNITY_MATRIX), zeros(24), u32(TRACK_ID + 1));
   const mvex = box('mvex', fullBox('trex', 0, 0, u32(TRACK_ID, 1, 0, 0, 0)));
   return joined(ftyp, box('moov', mvhd, trak(track), mvex));
 }
 
 /** @param {Track} track */
-function trak({ sps, pps, width, height, timescale }) {
-  const tkhd = fullBox('tkhd', 0, 3, u32(0, 0, TRACK_ID, 0, 0), zeros(8), u16(0, 0, 0, 0), u32(...UNITY_MATRIX, width << 16, height << 16));
+function trak(track) {
+  const { width, height, timescale } = track;
+  const matrixAndSize = u32(...UNITY_MATRIX, width << 16, height << 16);
+  const tkhd = fullBox('tkhd', 0, 3, u32(0, 0, TRACK_ID, 0, 0), zeros(16), matrixAndSize);
   const mdhd = fullBox('mdhd', 0, 0, u32(0, 0, timescale, 0), u16(0x55c4, 0));
   const hdlr = fullBox('hdlr', 0, 0, u32(0), ascii('vide'), zeros(12), ascii('world\0'));
   const dinf = box('dinf', fullBox('dref', 0, 0, u32(1), fullBox('url ', 0, 1)));
-  const avcC = box('avcC', [1, sps[1], sps[2], sps[3], 0xff, 0xe1], u16(sps.length), sps, [1], u16(pps.length), pps);
-  const avc1 = box('avc1', zeros(6), u16(1), zeros(16), u16(width, height), u32(0x480000, 0x480000, 0), u16(1), zeros(32), u16(24, 0xffff), avcC);
-  const stbl = box('stbl', fullBox('stsd', 0, 0, u32(1), avc1), ...['stts', 'stsc', 'stco'].map((type) => fullBox(type, 0, 0, u32(0))), fullBox('stsz', 0, 0, u32(0, 0)));
+  // The sample tables are empty: samples are in the fragments.
+  const tables = ['stts', 'stsc', 'stco'].map((type) => fullBox(type, 0, 0, u32(0)));
+  const stsd = fullBox('stsd', 0, 0, u32(1), sampleEntry(track));
+  const stbl = box('stbl', stsd, ...tables, fullBox('stsz', 0, 0, u32(0, 0)));
   const minf = box('minf', fullBox('vmhd', 0, 1, u16(0, 0, 0, 0)), dinf, stbl);
   return box('trak', tkhd, box('mdia', mdhd, hdlr, minf));
+}
+
+/** @param {Track} track */
+function sampleEntry({ sps, pps, width, height }) {
+  const avcC = box('avcC', [1, sps[1], sps[2], sps[3], 0xff, 0xe1], u16(sps.length), sps, [1], u16(pps.length), pps);
+  const resolution = u32(0x480000, 0x480000, 0);
+  const size = u16(width, height);
+  return box('avc1', zeros(6), u16(1), zeros(16), size, resolution, u16(1), zeros(32), u16(24, 0xffff), avcC);
 }
 
 /**

@@ -9,6 +9,8 @@ import { cutUnits, NAL_PPS, NAL_SPS, nalsOf, nalType } from './annexb.js';
 import { initSegment, mediaFragment } from './mp4.js';
 
 const DEFAULT_CAP_BYTES = 256 * 1024 * 1024;
+/** Moving the whole list up for each fragment that goes would cost more than it frees. */
+const CLEAN_UP_EVERY = 256;
 const CONTAINERS = new Set(['moof', 'traf']);
 
 export class Recorder {
@@ -46,11 +48,13 @@ export class Recorder {
     this._fragments.push({ bytes: bytes.slice(), duration });
     this._bytes += bytes.byteLength;
     while (this._bytes > this._capBytes && this._fragments.length - this._firstFragment > 1) {
-      const oldest = this._fragments[this._firstFragment];
-      this._bytes -= oldest.bytes.byteLength;
+      this._bytes -= this._fragments[this._firstFragment].bytes.byteLength;
       this._fragments[this._firstFragment] = { bytes: new Uint8Array(0), duration: 0 };
       this._firstFragment += 1;
     }
+    if (this._firstFragment < CLEAN_UP_EVERY) return;
+    this._fragments.splice(0, this._firstFragment);
+    this._firstFragment = 0;
   }
 
   /**

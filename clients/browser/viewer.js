@@ -10,6 +10,11 @@ import { Settings } from './settings.js';
 import * as sheets from './sheets.js';
 import * as stage from './stage.js';
 
+/**
+ * @typedef {import('./world.js').World} World
+ * @typedef {import('./watched.js').WatchedWorld} WatchedWorld
+ */
+
 export class Viewer {
   /**
    * @param {object} options
@@ -17,7 +22,7 @@ export class Viewer {
    * @param {(shown: import('./timeline.js').ShownFrame) => void} options.onFrame
    * @param {(arrival: import('./screen.js').Arrival) => void} options.onArrival
    * @param {(error: Error) => void} options.onError
-   * @param {() => {session: Record<string, any> | null, run: number, epoch: number, shown: {chunkIndex: number} | null}} options.world
+   * @param {() => World | WatchedWorld} options.world
    */
   constructor({ connection, onFrame, onArrival, onError, world }) {
     this._connection = connection;
@@ -81,7 +86,6 @@ export class Viewer {
     const { session, run, epoch, shown } = this._world();
     const { fps, p50Ms, p95Ms, chunkMs } = this.hud.figures;
     const server = this.info === null ? 'not reached' : `${this.info.version}, ${this.info.status}`;
-    const words = (/** @type {number | null} */ value, /** @type {string} */ unit) => (value === null ? 'unknown' : `${value.toFixed(1)} ${unit}`);
     /** @type {[string, string][]} */
     const facts = [
       ['Server', server],
@@ -102,6 +106,14 @@ export class Viewer {
     }
     return facts;
   }
+}
+
+/**
+ * @param {number | null} value
+ * @param {string} unit
+ */
+function words(value, unit) {
+  return value === null ? 'unknown' : `${value.toFixed(1)} ${unit}`;
 }
 
 async function toggleFullscreen() {

@@ -44,13 +44,24 @@ export class WatchApp {
       hud: this.hud,
       view: { onPicture: () => this._onPicture(), onPlace: (walk) => this.viewer.map.show(walk) },
     });
-    byId('save').addEventListener('click', () => this.viewer.save(this.world.recorder, this.world.session?.session_id ?? 'world'));
-    byId('close').addEventListener('click', () => this.connection.close());
+    byId('save').addEventListener('click', () => {
+      this.viewer.save(this.world.recorder, this.world.session?.session_id ?? 'world');
+    });
+    byId('close').addEventListener('click', () => this._leave());
   }
 
   boot() {
-    sheets.showWaiting('Joining a world', 'The next picture is on its way.', () => this.connection.close());
+    this._wait('The next picture is on its way.');
     this.connection.begin(this._start);
+  }
+
+  /** @param {string} text */
+  _wait(text) {
+    sheets.showWaiting('Joining a world', text, () => this._leave());
+  }
+
+  _leave() {
+    this.connection.close();
   }
 
   /** @param {import('./protocol.js').SessionWatching} watching */
@@ -70,8 +81,8 @@ export class WatchApp {
     sheets.showLink(stateText(state), state === 'active' ? 'good' : 'none');
     this.player.hold(state === 'paused');
     document.body.classList.toggle('is-paused', state === 'paused');
-    if (document.body.dataset.view === 'waiting' && state !== 'active') {
-      sheets.showWaiting('Joining a world', `It is there, but stands still: ${stateText(state).toLowerCase()}.`, () => this.connection.close());
+    if (sheets.current() === 'waiting' && state !== 'active') {
+      this._wait(`It is there, but stands still: ${stateText(state).toLowerCase()}.`);
     }
   }
 

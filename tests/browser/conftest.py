@@ -3,9 +3,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, BrowserContext
 
-from tests.support.browser_chromium import WatchedPage, chromium
+from tests.support.browser_chromium import VIEWPORT, WatchedPage, chromium
 from tests.support.browser_standin import StandIn
 
 
@@ -38,11 +38,20 @@ def modules(browser: Browser, lasting_standin: StandIn) -> Iterator[WatchedPage]
     watched.close()
 
 
+@pytest.fixture(scope="package")
+def context(browser: Browser) -> Iterator[BrowserContext]:
+    """One cache for the page's files; what a page stored is removed before the next."""
+    context = browser.new_context(**VIEWPORT, permissions=["clipboard-read", "clipboard-write"])
+    yield context
+    context.close()
+
+
 @pytest.fixture
-def page(browser: Browser, standin: StandIn) -> Iterator[WatchedPage]:
+def page(context: BrowserContext, standin: StandIn) -> Iterator[WatchedPage]:
     """The page of the stand-in; it must not have complained in the end."""
-    watched = WatchedPage(browser, standin.url, permissions=["clipboard-read", "clipboard-write"])
+    watched = WatchedPage(context, standin.url)
     yield watched
     complaints = list(watched.complaints)
+    watched.page.evaluate("localStorage.clear()")
     watched.close()
     assert complaints == []

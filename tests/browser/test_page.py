@@ -74,7 +74,7 @@ def open_world(browser: Browser, demo_url: str, *, before: str = "") -> WatchedP
 
 def leave_without_complaint(world: WatchedPage) -> None:
     world.read("app.leave()")
-    world.page.wait_for_selector("body[data-view=waiting], body[data-view=loading]")
+    world.page.wait_for_selector("body[data-view=chooser]")
     complaints = list(world.complaints)
     world.close()
     assert complaints == []

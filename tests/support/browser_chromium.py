@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
 EXECUTABLE = "/usr/bin/chromium"
 ARGUMENTS = [
@@ -15,6 +15,8 @@ ARGUMENTS = [
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
     "--autoplay-policy=no-user-gesture-required",
 ]  # fmt: skip
+
+VIEWPORT = {"viewport": {"width": 1280, "height": 800}}
 
 PICTURE = """() => {
   const canvas = new OffscreenCanvas(32, 20);
@@ -38,10 +40,14 @@ def chromium() -> Iterator[Browser]:
 class WatchedPage:
     """A page of one origin. `complaints` has every console error, uncaught exception and request to elsewhere."""
 
-    def __init__(self, browser: Browser, url: str, *, before: str = "", **context: Any) -> None:
-        """`before` is JavaScript that runs before the page's own."""
-        self.context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **context})
-        self.context.add_init_script(before)
+    def __init__(self, browser: Browser | BrowserContext, url: str, *, before: str = "", **context: Any) -> None:
+        """`before` is JavaScript that runs before the page's own. A given context stays when the page closes."""
+        self._is_guest = isinstance(browser, BrowserContext)
+        if isinstance(browser, BrowserContext):
+            self.context = browser
+        else:
+            self.context = browser.new_context(**{**VIEWPORT, **context})
+            self.context.add_init_script(before)
         self.page: Page = self.context.new_page()
         self.page.set_default_timeout(20_000)
         self.complaints: list[str] = []
@@ -89,7 +95,10 @@ class WatchedPage:
         return colours
 
     def close(self) -> None:
-        self.context.close()
+        if self._is_guest:
+            self.page.close()
+        else:
+            self.context.close()
 
 
 def difference(one: list[int], other: list[int]) -> float:

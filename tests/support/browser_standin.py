@@ -169,7 +169,7 @@ class StandIn:
         name = request.path_params.get("name", "index.html")
         path = files("clients") / "browser" / name
         suffix = name[name.rindex(".") :]
-        headers = {"Content-Security-Policy": CSP, "Cache-Control": "no-cache"}
+        headers = {"Content-Security-Policy": CSP, "Cache-Control": "max-age=3600"}
         return Response(path.read_bytes(), media_type=MIME_TYPES[suffix], headers=headers)
 
     async def _info(self, request: Request) -> Response:
