@@ -21,9 +21,11 @@ import torch
 from torch import Tensor
 
 from offload.copy_queue import CopyQueue
+from offload.errors import RanksDisagree
 from offload.host_weights import HostPart
 from offload.layout import FlatLayout
 from offload.residency import NUM_SLOTS
+from offload.sharded import RankAgreement
 from offload.transports import Transport
 
 
@@ -48,7 +50,8 @@ RESIDENT = ResidentLayers()
 class LayerStreamer:
     """One part of a model's layers, the streamed ones in `host` by index, the others resident.
 
-    Host parts stay the caller's, who closes their memory after `close`. Not safe for several threads.
+    Host parts stay the caller's, who closes their memory after `close`. Not safe for several threads. Ranks that share
+    weights out give an `agreement`.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class LayerStreamer:
         transport: Transport,
         queue: CopyQueue,
         device: torch.device,
+        agreement: RankAgreement | None = None,
     ) -> None:
         self._order = sorted(host)
         self._position = {index: position for position, index in enumerate(self._order)}
@@ -65,10 +69,11 @@ class LayerStreamer:
         self._layout = layout
         self._transport = transport
         self._queue = queue
+        self._agreement = agreement
         # Not made in inference mode: copies must be able to change them in any mode.
         with torch.inference_mode(False):
             self._buffers = [
-                torch.zeros(layout.num_bytes, dtype=torch.uint8, device=device)
+                torch.zeros(transport.buffer_bytes(layout.num_bytes), dtype=torch.uint8, device=device)
                 for _ in range(min(NUM_SLOTS, len(self._order)))
             ]
         self._holds: list[int | None] = [None] * len(self._buffers)
@@ -79,7 +84,7 @@ class LayerStreamer:
 
     def tensors(self, index: int) -> dict[str, Tensor]:
         """Return the tensors of a streamed layer as views of its buffer, by name."""
-        return self._layout.views(self._buffers[self._position[index] % NUM_SLOTS])
+        return self._layout.views(self._buffers[self._position[index] % NUM_SLOTS][: self._layout.num_bytes])
 
     @contextmanager
     def layer(self, index: int) -> Iterator[None]:
@@ -88,6 +93,8 @@ class LayerStreamer:
         if position is None:
             yield
             return
+        if position == 0 and self._agreement is not None:
+            self._agree(self._agreement)
         self._fetch(position)
         slot = position % NUM_SLOTS
         self._queue.wait_copied(slot)
@@ -107,6 +114,15 @@ class LayerStreamer:
                 return
             claimed.add(coming % NUM_SLOTS)
             self._fetch(coming)
+
+    def _agree(self, agreement: RankAgreement) -> None:
+        """Compare with the other ranks what the buffers hold, which decides all copies of this pass."""
+        try:
+            agreement.check([-1 if held is None else held for held in self._holds])
+        except RanksDisagree:
+            # On all ranks alike, so that the next pass begins from the same state.
+            self.forget()
+            raise
 
     def _fetch(self, position: int) -> None:
         """Begin the copy of a layer unless its buffer holds it."""

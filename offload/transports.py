@@ -31,6 +31,10 @@ class Transport(Protocol):
     @property
     def num_ahead(self) -> int: ...
 
+    def buffer_bytes(self, num_bytes: int) -> int:
+        """Return the size of a buffer for a part of `num_bytes`; what is past the part belongs to the transport."""
+        ...
+
     def copy(self, part: HostPart, buffer: Tensor) -> None:
         """Bring a part's bytes to `buffer`, uint8. Raises `CopyFailed` or `RanksDisagree`."""
         ...
@@ -40,6 +44,9 @@ class DirectCopies:
     """Copy straight from host memory. For a CUDA device that memory must be page-locked, or every copy is a wait."""
 
     num_ahead = 2
+
+    def buffer_bytes(self, num_bytes: int) -> int:
+        return num_bytes
 
     def copy(self, part: HostPart, buffer: Tensor) -> None:
         for piece in part.pieces:
@@ -73,6 +80,9 @@ class StagedCopies:
         self._buffers = [_StagingBuffer(staging_bytes, device) for _ in range(NUM_STAGING_BUFFERS)]
         self._staging_bytes = staging_bytes
         self._next = 0
+
+    def buffer_bytes(self, num_bytes: int) -> int:
+        return num_bytes
 
     def copy(self, part: HostPart, buffer: Tensor) -> None:
         for piece in part.pieces:

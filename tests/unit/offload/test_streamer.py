@@ -128,6 +128,9 @@ class BrokenOnce:
 
     num_ahead = 2
 
+    def buffer_bytes(self, num_bytes: int) -> int:
+        return num_bytes
+
     def __init__(self, failing: int) -> None:
         self.failing = failing
         self.copies = 0

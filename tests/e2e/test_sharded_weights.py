@@ -1,0 +1,36 @@
+"""Ranks in processes of their own that share the weights of layers out: every layer is whole on every rank."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.sharded_ranks import LAYOUT, NUM_LAYERS
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_ranks_keep_a_share_and_see_whole_layers(tmp_path: Path, num_ranks: int) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.support.sharded_ranks", str(tmp_path), str(num_ranks)],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    ranks = json.loads(ended.stdout.strip().splitlines()[-1])
+
+    assert sum(rank["host_bytes"] for rank in ranks) == NUM_LAYERS * LAYOUT.num_bytes
+    for rank in ranks:
+        assert rank["host_bytes"] <= NUM_LAYERS * (LAYOUT.num_bytes / num_ranks + 256)
+        assert rank["passes"] == [True, True, True]
+        # One rank lost what its buffers held: the next tick fails on all, the one after it is right on all.
+        assert rank["after failure"] == "RanksDisagree"
+        assert rank["recovered"] is True

@@ -1,0 +1,104 @@
+"""Ranks that share the weights of some layers out over gloo: `python -m` this module FOLDER NUM_RANKS.
+
+Every rank is a forked process; the program prints one JSON list with what each rank found.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from offload.copy_queue import HostQueue
+from offload.errors import CopyFailed, RanksDisagree
+from offload.layout import TensorSpec, flat_layout
+from offload.sharded import RankAgreement, ShardedCopies, Sharing, own_share
+from offload.streamer import LayerStreamer
+from offload.transports import DirectCopies
+
+NUM_LAYERS = 5
+LAYOUT = flat_layout(
+    [
+        TensorSpec(name="weight", dtype=torch.float32, shape=(37, 11)),
+        TensorSpec(name="bias", dtype=torch.bfloat16, shape=(7,)),
+    ]
+)
+
+
+def layer_tensors(index: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(index)
+    return {
+        "weight": torch.randn(37, 11, generator=generator),
+        "bias": torch.randn(7, generator=generator).bfloat16(),
+    }
+
+
+def run_pass(streamer: LayerStreamer, *, fails_at: int | None = None) -> bool:
+    """Use all layers; return whether every one was the whole layer. Raises RuntimeError at `fails_at`."""
+    is_whole = True
+    for index in range(NUM_LAYERS):
+        with streamer.layer(index):
+            if index == fails_at:
+                raise RuntimeError("this rank failed")
+            tensors = streamer.tensors(index)
+            is_whole &= all(torch.equal(tensors[name], value) for name, value in layer_tensors(index).items())
+    return is_whole
+
+
+def run_rank(folder: Path, rank: int, num_ranks: int) -> dict[str, object]:
+    """Share the layers out, run passes, fail on the last rank alone, and go on."""
+    store = dist.FileStore(str(folder / "store"), num_ranks)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks, timeout=timedelta(seconds=30))
+    group = dist.group.WORLD
+    assert group is not None
+    sharing = Sharing(rank=rank, num_ranks=num_ranks)
+    host = {index: own_share(LAYOUT, layer_tensors(index), sharing) for index in range(NUM_LAYERS)}
+    streamer = LayerStreamer(
+        LAYOUT,
+        host,
+        ShardedCopies(DirectCopies(), sharing, group),
+        HostQueue(),
+        torch.device("cpu"),
+        RankAgreement(sharing, group),
+    )
+    found: dict[str, object] = {"host_bytes": sum(part.num_bytes for part in host.values())}
+    found["passes"] = [run_pass(streamer) for _ in range(3)]
+    # Behind the last copy of a pass a rank can fail alone; the others finish theirs.
+    try:
+        found["failing pass"] = run_pass(streamer)
+        if rank == num_ranks - 1:
+            streamer.forget()
+    except (RuntimeError, CopyFailed) as error:
+        found["failing pass"] = str(error)
+    try:
+        found["after failure"] = run_pass(streamer)
+    except RanksDisagree as error:
+        found["after failure"] = type(error).__name__
+    found["recovered"] = run_pass(streamer)
+    streamer.close()
+    dist.destroy_process_group()
+    return found
+
+
+def main() -> None:
+    folder, num_ranks = Path(sys.argv[1]), int(sys.argv[2])
+    torch.set_num_threads(1)
+    pids = []
+    for rank in range(num_ranks):
+        pid = os.fork()
+        if pid == 0:
+            (folder / f"{rank}.json").write_text(json.dumps(run_rank(folder, rank, num_ranks)))
+            os._exit(0)
+        pids.append(pid)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    assert codes == [0] * num_ranks, codes
+    print(json.dumps([json.loads((folder / f"{rank}.json").read_text()) for rank in range(num_ranks)]))
+
+
+if __name__ == "__main__":
+    main()
