@@ -4,51 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from functools import partial
 from typing import assert_never
 
-from server.actor import ActorServices, SessionActor, StartImage
+from server.actor import ActorServices, SessionActor
 from server.admission import Admission, Place, PositionFn
 from server.clock import Clock, wait_until
 from server.config import ServerConfig
 from server.endings import EVICTED, LOST, Ending, Endings, lost
-from server.errors import BadInput, ErrorCode, ServerError, Unavailable, UnknownId, from_worker
-from server.ids import ResumeToken, WatchToken, new_resume_token, new_session_id, new_watch_token
+from server.errors import BadInput, ErrorCode, Unavailable, UnknownId
+from server.expiry import close_what_is_over
+from server.ids import ResumeToken, WatchToken
 from server.logs import about
-from server.media.encoder import EncoderFailed
-from server.media.formats import StreamEncoder, create_stream_encoder
 from server.metrics import Metrics
-from server.recorder import Recorders, SessionRecorder
+from server.recorder import Recorders
 from server.scheduler import Scheduler
-from server.session import Phase, Session, SessionRules
+from server.session import Phase
+from server.session_opener import NewSession, SessionOpener
 from server.tasks import TaskSet
 from server.uploads import RawImage, decode_image
-from server.wire.messages import Pacing, StreamFormat
 from server.worker import Worker, WorkerStatus
-from worldmodel.errors import OutcomeUnknown, RequestRefused, WorldModelError
-from worldmodel.messages import CloseSession, ModelInfo, OpenSession, RequestId, SessionId
-
-RESET_RECHECK_S = 1.0
-"""A session in mid-reset is not closed for its age; it is looked at again after this time."""
+from worldmodel.messages import ModelInfo, SessionId
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewSession:
-    """A checked request for a session. `max_chunks`: how many chunks a run has at most, None for no limit."""
-
-    prompt: str
-    seed: int
-    image: StartImage
-    format: StreamFormat
-    pacing: Pacing
-    first_event_id: int
-    max_chunks: int | None = None
 
 
 class SessionTable:
@@ -68,9 +48,7 @@ class SessionTable:
         self._config = config
         self._worker = worker
         self._metrics = metrics
-        self._encode_pool = encode_pool
         self._clock = clock
-        self._recorders = recorders
         self._actors: dict[SessionId, SessionActor] = {}
         self._by_token: dict[ResumeToken, SessionActor] = {}
         self._by_watch_token: dict[WatchToken, SessionActor] = {}
@@ -84,12 +62,7 @@ class SessionTable:
         self._is_stopping = False
         self._logged_failure: str | None = None
         self._loops: tuple[asyncio.Task[None], ...] = ()
-        self._rules = SessionRules(
-            max_pending_events=config.session.max_pending_events,
-            lead_chunks=config.session.lead_chunks,
-            retry_rolled_back_ticks=config.session.retry_rolled_back_ticks,
-        )
-        self._services = ActorServices(
+        services = ActorServices(
             worker=worker,
             scheduler=self._scheduler,
             encode_pool=encode_pool,
@@ -103,6 +76,7 @@ class SessionTable:
             not_released=self.place_kept,
             parked_again=self._make_room,
         )
+        self._opener = SessionOpener(config, services, recorders=recorders, require_worker=self.require_worker)
 
     # ------------------------------------------------------------ life of the table
 
@@ -277,109 +251,14 @@ class SessionTable:
         return await self._admit(None)
 
     async def _open(self, request: NewSession, place: Place, owner: str | None) -> SessionActor:
-        session_id = new_session_id()
-        encoder: StreamEncoder | None = None
-        try:
-            info = self.require_worker()
-            encoder = await self._create_encoder(request.format, info)
-            await self._open_in_worker(session_id, request, encoder)
-            self.require_worker()
-        except BaseException:
-            place.release()
-            if encoder is not None:
-                encoder.close()
-            raise
-        actor = SessionActor(
-            session=Session(
-                session_id=session_id,
-                prompt=request.prompt,
-                seed=request.seed,
-                pacing=request.pacing,
-                fps=info.fps,
-                first_event_id=request.first_event_id,
-                rules=self._rules,
-                max_chunks=request.max_chunks,
-            ),
-            encoder=encoder,
-            place=place,
-            info=info,
-            format=request.format,
-            image_file=request.image.file,
-            resume_token=new_resume_token(),
-            watch_token=new_watch_token(),
-            owner=owner,
-            recorder=self._begin_recording(session_id, request, owner, info, encoder),
-            services=self._services,
-        )
-        self._actors[session_id] = actor
+        actor = await self._opener.open(request, place, owner)
+        self._actors[actor.session_id] = actor
         self._by_token[actor.resume_token] = actor
         self._by_watch_token[actor.watch_token] = actor
         self._metrics.started.inc()
-        log.info("session %s started", session_id, extra=about(session_id=session_id))
+        log.info("session %s started", actor.session_id, extra=about(session_id=actor.session_id))
         self._timers_changed.set()
         return actor
-
-    def _begin_recording(
-        self, session_id: SessionId, request: NewSession, owner: str | None, info: ModelInfo, encoder: StreamEncoder
-    ) -> SessionRecorder | None:
-        if self._recorders is None:
-            return None
-        return self._recorders.begin(
-            session_id=session_id,
-            owner=owner,
-            info=info,
-            encoder=encoder,
-            format=request.format,
-            prompt=request.prompt,
-            seed=request.seed,
-            image=request.image,
-        )
-
-    async def _create_encoder(self, format: StreamFormat, info: ModelInfo) -> StreamEncoder:
-        create = partial(
-            create_stream_encoder,
-            format,
-            width=info.width,
-            height=info.height,
-            fps=info.fps,
-            media=self._config.media,
-        )
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._encode_pool, create)
-        except (EncoderFailed, ValueError) as error:
-            log.exception("no encoder for %s", format)
-            raise ServerError(ErrorCode.MEDIA_FAILED, f"format {format} can't be encoded: {error}") from error
-
-    async def _open_in_worker(self, session_id: SessionId, request: NewSession, encoder: StreamEncoder) -> None:
-        raw = request.image.raw
-        message = OpenSession(
-            request_id=RequestId(f"{session_id}-open"),
-            session_id=session_id,
-            prompt=request.prompt,
-            seed=request.seed,
-            image=raw.size,
-            outputs=encoder.outputs,
-        )
-        try:
-            await self._worker.open_session(message, raw.pixels)
-        except OutcomeUnknown as error:
-            await self._close_half_open(session_id)
-            raise from_worker(error, fallback=ErrorCode.REQUEST_REFUSED) from error
-        except WorldModelError as error:
-            fallback = ErrorCode.REQUEST_REFUSED if isinstance(error, RequestRefused) else ErrorCode.INTERNAL
-            raise from_worker(error, fallback=fallback) from error
-
-    async def _close_half_open(self, session_id: SessionId) -> None:
-        try:
-            await self._worker.close_session(
-                CloseSession(request_id=RequestId(f"{session_id}-close"), session_id=session_id)
-            )
-        except WorldModelError:
-            log.exception(
-                "session %s: the worker could neither open nor close it",
-                session_id,
-                extra=about(session_id=session_id),
-            )
 
     def _close_unclaimed(self, opening: asyncio.Task[SessionActor]) -> None:
         """Close a session whose client left while it was opened."""
@@ -469,29 +348,7 @@ class SessionTable:
 
     def expire(self, now: float) -> float | None:
         """Close what is over and return when to look again, None if nothing will expire."""
-        next_at: float | None = None
-        for actor in tuple(self._actors.values()):
-            if actor.session.phase is Phase.RESETTING:
-                next_at = min(next_at or math.inf, now + RESET_RECHECK_S)
-            if actor.session.phase not in (Phase.ACTIVE, Phase.FAILED):
-                continue
-            for at, reason in self._expiries(actor):
-                if at <= now:
-                    actor.begin_close(reason)
-                    break
-                next_at = at if next_at is None else min(next_at, at)
-        return next_at
-
-    def _expiries(self, actor: SessionActor) -> list[tuple[float, str]]:
-        section = self._config.session
-        expiries: list[tuple[float, str]] = []
-        if actor.parked_at is not None:
-            expiries.append((actor.parked_at + section.resume_s, "expired"))
-        if section.idle_s is not None:
-            expiries.append((actor.active_at + section.idle_s, "idle"))
-        if section.max_session_s is not None:
-            expiries.append((actor.created_at + section.max_session_s, "lifetime"))
-        return expiries
+        return close_what_is_over(self.all(), self._config.session, now)
 
     # ------------------------------------------------------------ worker
 

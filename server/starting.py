@@ -5,7 +5,7 @@ from __future__ import annotations
 from server.context import ServerContext
 from server.errors import BadInput, ErrorCode
 from server.ids import new_seed
-from server.session_table import NewSession
+from server.session_opener import NewSession
 from server.wire.messages import SessionStart, StreamFormat
 from server.wire.rest import CreateSession
 

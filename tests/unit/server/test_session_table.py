@@ -9,7 +9,7 @@ import pytest
 from server.actor import SessionActor, StartImage
 from server.errors import ErrorCode, Unavailable
 from server.session import Phase
-from server.session_table import NewSession
+from server.session_opener import NewSession
 from server.uploads import RawImage
 from server.wire.messages import Pacing, StreamFormat
 from tests.support.contract_client import LoopClient, LoopServer, loop_serving

@@ -1,0 +1,160 @@
+"""How a session begins: an encoder, its state in the worker, and the actor that owns both."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from server.actor import ActorServices, SessionActor, StartImage
+from server.admission import Place
+from server.config import ServerConfig
+from server.errors import ErrorCode, ServerError, from_worker
+from server.ids import new_resume_token, new_session_id, new_watch_token
+from server.logs import about
+from server.media.encoder import EncoderFailed
+from server.media.formats import StreamEncoder, create_stream_encoder
+from server.recorder import Recorders, SessionRecorder
+from server.session import Session, SessionRules
+from server.wire.messages import Pacing, StreamFormat
+from worldmodel.errors import OutcomeUnknown, RequestRefused, WorldModelError
+from worldmodel.messages import CloseSession, ModelInfo, OpenSession, RequestId, SessionId
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewSession:
+    """A checked request for a session. `max_chunks`: how many chunks a run has at most, None for no limit."""
+
+    prompt: str
+    seed: int
+    image: StartImage
+    format: StreamFormat
+    pacing: Pacing
+    first_event_id: int
+    max_chunks: int | None = None
+
+
+class SessionOpener:
+    """Makes sessions of one server. `require_worker` gives the model, or raises `Unavailable`."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        services: ActorServices,
+        *,
+        recorders: Recorders | None,
+        require_worker: Callable[[], ModelInfo],
+    ) -> None:
+        """`recorders` None: nothing is recorded."""
+        self._config = config
+        self._services = services
+        self._recorders = recorders
+        self._require_worker = require_worker
+        self._rules = SessionRules(
+            max_pending_events=config.session.max_pending_events,
+            lead_chunks=config.session.lead_chunks,
+            retry_rolled_back_ticks=config.session.retry_rolled_back_ticks,
+        )
+
+    async def open(self, request: NewSession, place: Place, owner: str | None) -> SessionActor:
+        """Open in the worker and return the actor. Raises `ServerError`; then the place is free again."""
+        session_id = new_session_id()
+        encoder: StreamEncoder | None = None
+        try:
+            info = self._require_worker()
+            encoder = await self._create_encoder(request.format, info)
+            await self._open_in_worker(session_id, request, encoder)
+            self._require_worker()
+        except BaseException:
+            place.release()
+            if encoder is not None:
+                encoder.close()
+            raise
+        return SessionActor(
+            session=Session(
+                session_id=session_id,
+                prompt=request.prompt,
+                seed=request.seed,
+                pacing=request.pacing,
+                fps=info.fps,
+                first_event_id=request.first_event_id,
+                rules=self._rules,
+                max_chunks=request.max_chunks,
+            ),
+            encoder=encoder,
+            place=place,
+            info=info,
+            format=request.format,
+            image_file=request.image.file,
+            resume_token=new_resume_token(),
+            watch_token=new_watch_token(),
+            owner=owner,
+            recorder=self._begin_recording(session_id, request, owner, info, encoder),
+            services=self._services,
+        )
+
+    def _begin_recording(
+        self, session_id: SessionId, request: NewSession, owner: str | None, info: ModelInfo, encoder: StreamEncoder
+    ) -> SessionRecorder | None:
+        if self._recorders is None:
+            return None
+        return self._recorders.begin(
+            session_id=session_id,
+            owner=owner,
+            info=info,
+            encoder=encoder,
+            format=request.format,
+            prompt=request.prompt,
+            seed=request.seed,
+            image=request.image,
+        )
+
+    async def _create_encoder(self, format: StreamFormat, info: ModelInfo) -> StreamEncoder:
+        create = partial(
+            create_stream_encoder,
+            format,
+            width=info.width,
+            height=info.height,
+            fps=info.fps,
+            media=self._config.media,
+        )
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._services.encode_pool, create)
+        except (EncoderFailed, ValueError) as error:
+            log.exception("no encoder for %s", format)
+            raise ServerError(ErrorCode.MEDIA_FAILED, f"format {format} can't be encoded: {error}") from error
+
+    async def _open_in_worker(self, session_id: SessionId, request: NewSession, encoder: StreamEncoder) -> None:
+        raw = request.image.raw
+        message = OpenSession(
+            request_id=RequestId(f"{session_id}-open"),
+            session_id=session_id,
+            prompt=request.prompt,
+            seed=request.seed,
+            image=raw.size,
+            outputs=encoder.outputs,
+        )
+        try:
+            await self._services.worker.open_session(message, raw.pixels)
+        except OutcomeUnknown as error:
+            await self._close_half_open(session_id)
+            raise from_worker(error, fallback=ErrorCode.REQUEST_REFUSED) from error
+        except WorldModelError as error:
+            fallback = ErrorCode.REQUEST_REFUSED if isinstance(error, RequestRefused) else ErrorCode.INTERNAL
+            raise from_worker(error, fallback=fallback) from error
+
+    async def _close_half_open(self, session_id: SessionId) -> None:
+        try:
+            await self._services.worker.close_session(
+                CloseSession(request_id=RequestId(f"{session_id}-close"), session_id=session_id)
+            )
+        except WorldModelError:
+            log.exception(
+                "session %s: the worker could neither open nor close it",
+                session_id,
+                extra=about(session_id=session_id),
+            )
