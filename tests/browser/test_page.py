@@ -2,63 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser
 
 from tests.support.browser_chromium import WatchedPage, difference
+from tests.support.browser_demo import demo_server
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
-
-READY_WITHIN_S = 180.0
 
 
 @pytest.fixture(scope="module")
 def demo_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Address of `worldserve demo`, ready."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = "import sys; from server.cli import main; sys.exit(main())"
-    log = tmp_path_factory.mktemp("demo") / "server.log"
-    with log.open("wb") as output:
-        server = subprocess.Popen(
-            [sys.executable, "-c", command, "demo", "--no-browser", "--port", str(port)],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-        )
-    url = f"http://127.0.0.1:{port}/"
-    try:
-        _wait_until_ready(url, server, log)
+    with demo_server(tmp_path_factory.mktemp("demo") / "server.log") as url:
         yield url
-    finally:
-        server.terminate()
-        server.wait(timeout=30)
-
-
-def _wait_until_ready(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + READY_WITHIN_S
-    while time.monotonic() < deadline:
-        if server.poll() is not None:
-            break
-        try:
-            with urllib.request.urlopen(f"{url}readyz", timeout=5):
-                return
-        except urllib.error.HTTPError as error:
-            error.close()
-        except OSError:
-            pass
-        time.sleep(0.2)
-    raise AssertionError(f"the demo server did not become ready:\n{log.read_text()}")
 
 
 H264 = """localStorage.setItem('worldserve.preferences', '{"format": "h264"}');"""
