@@ -19,7 +19,8 @@ from kvcache.attention import Attention
 from kvcache.spec import KVSpec
 from kvcache.transaction import ChunkTransaction
 from worldmodel.adapter import NO_ARRAYS, Arrays, GeneratedChunk, ModelSpec, ProgressFn, SessionOpening
-from worldmodel.dreamzero.acceleration import accelerate
+from worldmodel.dreamzero.acceleration import accelerate, check_choices
+from worldmodel.dreamzero.checkpoint import DreamZeroCheckpoint
 from worldmodel.dreamzero.config import DreamZeroOptions
 from worldmodel.dreamzero.embodiments import KEY_PREFIX, NEGATIVE_PROMPT
 from worldmodel.dreamzero.frames import CALL_FRAMES, FIRST_CALL_FRAMES
@@ -34,9 +35,9 @@ from worldmodel.dreamzero.prompts import Prompt, PromptEncoder, frame_prompt
 from worldmodel.dreamzero.sampler import DreamZeroSampler, Sample
 from worldmodel.dreamzero.settings import check_settings
 from worldmodel.dreamzero.state import DreamZeroState
-from worldmodel.dreamzero.transformer import NEGATIVE, POSITIVE, TEXT_STORE, FrameInputs
+from worldmodel.dreamzero.transformer import NEGATIVE, POSITIVE, TEXT_STORE, FrameInputs, kv_geometry
 from worldmodel.dreamzero.transformer_config import CONDITION_MASK_CHANNELS
-from worldmodel.dreamzero.weights import LoadedModel, load_model
+from worldmodel.dreamzero.weights import EmptyModules, LoadedModel, load_model
 from worldmodel.errors import LoadFailed, RequestRefused
 from worldmodel.messages import MediaFormat, StartWorker, Tick
 from worldmodel.wan.precision import precision_plan
@@ -57,8 +58,20 @@ def create_adapter(config: StartWorker, progress: ProgressFn) -> DreamZeroAdapte
         check_settings(width=config.width, height=config.height, precision=config.precision)
     except RequestRefused as error:
         raise LoadFailed(error.message, code=error.code, field=error.field) from error
-    plan = precision_plan(config.precision)
-    model = load_model(config.checkpoint, options, plan, _device(config.device), progress)
+    plan, device = precision_plan(config.precision), _device(config.device)
+
+    def check(checkpoint: DreamZeroCheckpoint, modules: EmptyModules) -> None:
+        height, width = latent_size(
+            checkpoint.sizes,
+            checkpoint.training.view_size,
+            width=config.width,
+            height=config.height,
+            spatial_factor=modules.vae.spatial_factor,
+        )
+        kv = kv_geometry(checkpoint.sizes.transformer, plan, latent_height=height, latent_width=width)
+        check_choices(checkpoint.sizes, options, plan, device, kv)
+
+    model = load_model(config.checkpoint, options, plan, device, progress, check=check)
     return DreamZeroAdapter(model, options, config)
 
 

@@ -6,6 +6,7 @@ read.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -75,9 +76,17 @@ class EmptyModules:
 
 
 def load_model(
-    path: str, options: DreamZeroOptions, plan: PrecisionPlan, device: torch.device, progress: ProgressFn
+    path: str,
+    options: DreamZeroOptions,
+    plan: PrecisionPlan,
+    device: torch.device,
+    progress: ProgressFn,
+    *,
+    check: Callable[[DreamZeroCheckpoint, EmptyModules], None] | None = None,
 ) -> LoadedModel:
     """Load all parts of a checkpoint, telling `progress` about each.
+
+    `check` may refuse the checkpoint before any weights are read.
 
     Raises:
         LoadFailed: for a checkpoint that is damaged, of another model, or at odds with itself or with `options`; it
@@ -90,6 +99,8 @@ def load_model(
     checkpoint, robot = read_checkpoint(path, options)
     modules = empty_modules(checkpoint.sizes)
     check_parts(checkpoint, modules)
+    if check is not None:
+        check(checkpoint, modules)
     tokenizer = load_tokenizer(checkpoint, modules.text_encoder.config.vocab_size)
     progress(LoadStage.CHECKPOINT, 1.0, "")
     transformer = _load_transformer(checkpoint, modules.transformer, plan, device, progress)

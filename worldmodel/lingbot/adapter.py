@@ -27,8 +27,8 @@ from worldmodel.adapter import (
     require_image,
 )
 from worldmodel.errors import LoadFailed, RequestRefused
-from worldmodel.lingbot.acceleration import accelerate
-from worldmodel.lingbot.camera import CameraEmbedding
+from worldmodel.lingbot.acceleration import accelerate, check_choices
+from worldmodel.lingbot.camera import PACK, CameraEmbedding
 from worldmodel.lingbot.condition import next_condition, start_condition
 from worldmodel.lingbot.config import LingBotOptions, Sampler
 from worldmodel.lingbot.media import DeviceMedia, needs_pixels
@@ -42,7 +42,8 @@ from worldmodel.lingbot.reducer import CameraPlan, CameraReducer
 from worldmodel.lingbot.settings import check_settings
 from worldmodel.lingbot.state import LingBotState
 from worldmodel.lingbot.streaming import stream_request
-from worldmodel.lingbot.transformer import TEXT_STORE
+from worldmodel.lingbot.transformer import TEXT_STORE, kv_geometry
+from worldmodel.lingbot.transformer_config import TransformerConfig
 from worldmodel.lingbot.weights import LoadedModel, load_model
 from worldmodel.messages import MediaFormat, StartWorker, Tick
 from worldmodel.wan.flow_scheduler import SamplerTable, nominal_table, official_table
@@ -61,7 +62,14 @@ def create_adapter(config: StartWorker, progress: ProgressFn) -> LingBotAdapter:
     options = _options(config)
     device = _device(config.device)
     plan = precision_plan(config.precision)
-    model = load_model(config.checkpoint, options, plan, device, progress, streams_layers=config.offload.streams)
+
+    def check(network: TransformerConfig) -> None:
+        kv = kv_geometry(network, plan, latent_height=config.height // PACK, latent_width=config.width // PACK)
+        check_choices(network, options, plan, device, kv)
+
+    model = load_model(
+        config.checkpoint, options, plan, device, progress, streams_layers=config.offload.streams, check=check
+    )
     table = _sampler_table(options.sampler, model.flow_shift)
     return LingBotAdapter(model, table, _noise_source(options, device, len(table)), options, config, progress)
 

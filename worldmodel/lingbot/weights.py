@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from worldmodel.lingbot.empty_model import build_empty, check_fit, open_any
 from worldmodel.lingbot.layer_parts import is_streamed_name
 from worldmodel.lingbot.streamed_layers import LayerSource
 from worldmodel.lingbot.transformer import LingBotTransformer
+from worldmodel.lingbot.transformer_config import TransformerConfig
 from worldmodel.messages import LoadStage
 from worldmodel.wan.precision import PrecisionPlan
 from worldmodel.wan.text_encoder import TextCleaning, TextEncoder, TextPlacement, load_text_encoder, load_tokenizer
@@ -51,8 +53,11 @@ def load_model(
     progress: ProgressFn,
     *,
     streams_layers: bool = False,
+    check: Callable[[TransformerConfig], None] | None = None,
 ) -> LoadedModel:
     """Load all parts of a checkpoint, telling `progress` about each; with `streams_layers` all but the layers' linears.
+
+    `check` may refuse the network before any weights are read.
 
     Raises:
         LoadFailed: for a checkpoint that is damaged, of another model, or at odds with itself or with `options`.
@@ -61,6 +66,8 @@ def load_model(
     checkpoint = open_any(folder)
     empty = build_empty(checkpoint, options)
     check_fit(checkpoint, empty)
+    if check is not None:
+        check(empty.transformer.config)
     tokenizer = load_tokenizer(checkpoint, empty.text_encoder.config.vocab_size)
     digest = checkpoint.digest
     progress(LoadStage.CHECKPOINT, 1.0, "")

@@ -16,6 +16,7 @@ from worldmodel.dreamzero.adapter import create_adapter
 from worldmodel.dreamzero.config import DreamZeroOptions
 from worldmodel.dreamzero.weights import load_model, read_checkpoint
 from worldmodel.errors import LoadFailed
+from worldmodel.messages import LoadStage
 from worldmodel.wan.precision import precision_plan
 
 OPTIONS = DreamZeroOptions()
@@ -122,7 +123,7 @@ def test_a_picture_of_another_size_is_refused(tmp_path: Path) -> None:
         ({"width": 32, "height": 64}, "trained with views of 32 x 16: set width to 64 and height to 32"),
     ):
         with pytest.raises(LoadFailed, match=problem):
-            create_adapter(type(start)(**{**_fields(start), **changes}), lambda stage, fraction, detail: None)
+            create_adapter(type(start)(**{**_fields(start), **changes}), no_weights)
 
 
 def test_a_picture_of_another_size_is_refused_where_the_training_run_is_silent(tmp_path: Path) -> None:
@@ -134,7 +135,20 @@ def test_a_picture_of_another_size_is_refused_where_the_training_run_is_silent(t
         ({"height": 24}, "multiple of 16, got 24"),
     ):
         with pytest.raises(LoadFailed, match=problem):
-            create_adapter(type(start)(**{**_fields(start), **changes}), lambda stage, fraction, detail: None)
+            create_adapter(type(start)(**{**_fields(start), **changes}), no_weights)
+
+
+def no_weights(stage: LoadStage, fraction: float, detail: str) -> None:
+    """Take progress of a start that must end before weights are read."""
+    assert stage is LoadStage.CHECKPOINT
+
+
+@pytest.mark.parametrize("option", [{"attention": "flash3"}, {"layer_operations": "triton"}])
+def test_a_kernel_that_cannot_be_had_stops_the_start_before_any_weights(
+    tmp_path: Path, option: dict[str, object]
+) -> None:
+    with pytest.raises(LoadFailed, match="CUDA device"):
+        create_adapter(start_worker(write_checkpoint(tmp_path), **option), no_weights)
 
 
 def _fields(start) -> dict[str, object]:

@@ -392,11 +392,19 @@ def test_what_does_not_fit_stops_the_start_with_its_name(
     assert caught.value.field == field
 
 
+@pytest.mark.parametrize("options", [b'{"attention": "flash3"}', b'{"layer_operations": "triton"}'])
+def test_a_kernel_that_cannot_be_had_stops_the_start_before_any_weights(options: bytes) -> None:
+    stages: set[LoadStage] = set()
+    with pytest.raises(LoadFailed, match="CUDA device"):
+        create_adapter(start_worker(model_options=options), lambda stage, fraction, detail: stages.add(stage))
+    assert stages == {LoadStage.CHECKPOINT}
+
+
 @pytest.mark.parametrize(
     ("component", "key", "value", "text"),
     [
         ("transformer", "num_attention_heads", 3, "wrong shapes"),
-        ("transformer", "num_layers", 9, "missing tensors"),
+        ("transformer", "num_layers", 40, "missing tensors"),
         ("transformer", "qk_norm", "none", "qk_norm"),
         ("transformer", "sink_size", "9", "sink_size"),
         ("transformer", "in_channels", 16, "in_channels"),
