@@ -33,7 +33,8 @@ def plan_capacity(spec: KVSpec, start: StartWorker) -> int:
     `LoadFailed` with the numbers if not even one fits.
     """
     spec = replace(spec, requested_sessions=start.requested_sessions)
-    if torch.device(start.device).type == "cuda":
+    is_cpu = torch.device(start.device).type != "cuda"
+    if not is_cpu:
         free_bytes, _ = torch.cuda.mem_get_info(start.device)
         if start.offload.device_bytes is not None:
             free_bytes = min(free_bytes, start.offload.device_bytes - torch.cuda.memory_reserved(start.device))
@@ -45,7 +46,8 @@ def plan_capacity(spec: KVSpec, start: StartWorker) -> int:
     try:
         capacity = spec.capacity(free_bytes, fraction)
     except BudgetTooSmall as error:
-        raise LoadFailed(f"no session fits in memory: {error}", code="out_of_memory") from error
+        bound = " (on a CPU these are kvcache.cpu_memory_bytes)" if is_cpu else ""
+        raise LoadFailed(f"no session fits in memory: {error}{bound}", code="out_of_memory") from error
     _log_capacity(spec, capacity, free_bytes=free_bytes, fraction=fraction)
     return capacity
 
@@ -60,9 +62,9 @@ def _log_capacity(spec: KVSpec, capacity: int, *, free_bytes: int, fraction: flo
     if one > budget_bytes:
         logger.warning("capacity raised to one session although the budget holds none: %s", numbers)
     elif capacity < spec.requested_sessions:
-        logger.warning("%d sessions fit of %d requested: %s", capacity, spec.requested_sessions, numbers)
+        logger.warning("%d of the %d sessions requested fit: %s", capacity, spec.requested_sessions, numbers)
     else:
-        logger.info("%d sessions fit as requested: %s", capacity, numbers)
+        logger.info("all sessions requested fit (%d): %s", capacity, numbers)
 
 
 def allocate_cache(spec: KVSpec, start: StartWorker, attention: Attention | None = None) -> KVCache:

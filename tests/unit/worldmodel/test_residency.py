@@ -50,7 +50,7 @@ def test_a_device_serves_what_its_fraction_holds(
     assert record.levelno == logging.WARNING
     more = spec.required_bytes(2) - spec.required_bytes(1)
     assert record.getMessage() == (
-        f"3 sessions fit of 8 requested: the first takes {spec.required_bytes(1)} bytes, each other {more}, and "
+        f"3 of the 8 sessions requested fit: the first takes {spec.required_bytes(1)} bytes, each other {more}, and "
         f"{int(free_bytes * 0.9)} of {free_bytes} free bytes may be used (fraction 0.9)"
     )
 
@@ -91,7 +91,7 @@ def test_what_was_asked_for_is_no_warning(
         assert plan_capacity(spec, on_cuda(monkeypatch, spec.required_bytes(9), sessions=2)) == 2
     (record,) = caplog.records
     assert record.levelno == logging.INFO
-    assert record.getMessage().startswith("2 sessions fit as requested")
+    assert record.getMessage().startswith("all sessions requested fit (2): ")
 
 
 def test_a_cpu_takes_what_was_asked_for_within_its_budget(spec: KVSpec) -> None:
@@ -99,6 +99,8 @@ def test_a_cpu_takes_what_was_asked_for_within_its_budget(spec: KVSpec) -> None:
     assert plan_capacity(spec, start(sessions=7, memory_bytes=spec.required_bytes(4))) == 4
     cache = allocate_cache(spec, start(sessions=7, memory_bytes=spec.required_bytes(4)))
     assert cache.capacity == 4
+    with pytest.raises(LoadFailed, match=r"are free \(on a CPU these are kvcache\.cpu_memory_bytes\)$"):
+        plan_capacity(spec, start(sessions=7, memory_bytes=spec.required_bytes(1) - 1))
 
 
 def test_storage_that_can_not_be_allocated_is_said_with_its_size(spec: KVSpec, monkeypatch: pytest.MonkeyPatch) -> None:
