@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from server.config import OmniSection, ServerSection, SessionSection
+from server.config import LimitsSection, OmniSection, ServerSection, SessionSection
 from server.worker import CommittedTick
 from tests.support.omni_client import OmniSocket, camera, velocity
 from tests.support.server_client import png
@@ -468,6 +468,33 @@ async def test_a_full_queue_refuses_and_loses_nothing() -> None:
         assert (await socket.chunk_that_starts("a")).started == ["a", "b"]
         assert (await socket.expect("session.done"))["dropped_event_ids"] == []
         assert session.ticks[1].prompt == "b"
+
+
+async def test_what_waits_for_a_start_is_bounded() -> None:
+    worker = ScriptedWorker(model_info(capacity_sessions=1))
+    async with serving(worker, session=SessionSection(max_pending_events=2)) as server:
+        first, second = await connect(server), await connect(server)
+        await first.start()
+        await second.send_start()
+        await second.expect("session.queued")
+        for event_id in "abc":
+            await second.interact({"prompt": event_id}, event_id)
+        await second.error(code="queue_full", event_id="c")
+        await first.send("session.stop")
+        await second.expect("session.interaction.queued", event_id="b")
+
+
+async def test_events_a_second_are_bounded() -> None:
+    limits = LimitsSection(max_events_per_second=2.0)
+    async with serving(limits=limits) as server:
+        socket = await connect(server)
+        await socket.start()
+        for event_id in "abc":
+            await socket.interact({"prompt": event_id}, event_id)
+        await socket.error(code="rate_limited", event_id="c")
+        server.clock.now += 1
+        await socket.interact({"prompt": "c"}, "c")
+        await socket.expect("session.interaction.queued", event_id="c")
 
 
 async def test_a_start_that_breaks_is_answered(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,13 @@ import pytest
 
 from server.config import RecordingSection
 from server.encoding import ChunkEncoder
+from server.errors import BadInput
 from server.recording import SessionRecording
 from server.session import Phase
 from tests.support.contract_client import loop_serving
 from tests.support.contract_worker import ContractWorker, Fate
 from tests.support.server_worker import model_info
-from tests.support.virtual_time import run_virtual, settle
+from tests.support.virtual_time import now, run_virtual, settle
 
 
 def breaking_once(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
@@ -78,6 +80,26 @@ def test_a_session_whose_memory_cannot_be_freed_is_gone_all_the_same(
             assert server.table.all() == ()
             assert server.table.has_ended(client.ledger.session_id, None)
             assert "KeyError: 'a bug'" in caplog.text
+
+    run_virtual(main())
+
+
+# ---------------------------------------------------------------- sockets
+
+
+def test_what_an_old_socket_took_is_not_counted_for_the_new_one() -> None:
+    async def main() -> None:
+        async with loop_serving() as server:
+            client = await server.started()
+            await client.chunks(1)
+            (actor,) = server.table.all()
+            (ready, *_) = actor.session.resume(last_chunk_index=-1, run=0, now=now()).chunks
+            later = replace(ready.chunk, chunk_index=10**6)
+            actor.chunk_sent(actor.session.epoch - 1, later)
+            with pytest.raises(BadInput, match="the last chunk sent is"):
+                actor.session.report_playback(
+                    epoch=actor.session.epoch, run=0, chunk_index=10**6, buffered_ms=0.0, now=now()
+                )
 
     run_virtual(main())
 

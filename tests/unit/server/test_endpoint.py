@@ -10,17 +10,26 @@ from typing import Any, cast
 import pytest
 from starlette.websockets import WebSocket
 
-from server.endpoint import MAX_KEPT_FRAMES, MAX_QUEUED_FRAMES, CloseFrame, Outbox, TextFrame, serve_socket
+from server.endpoint import MAX_KEPT_FRAMES, MAX_QUEUED_FRAMES, BinaryFrame, CloseFrame, Outbox, TextFrame, serve_socket
 from server.errors import CloseCode, ErrorCode, ServerError
 from tests.support.virtual_time import now, run_virtual, settle
 
 
 class FloodedSocket:
-    """A socket whose messages are all there at once, and which takes what it is sent as fast as `reads` says."""
+    """A socket whose messages are all there at once and which is lost then, with `takes` not before `is_lost`.
 
-    def __init__(self, texts: list[str], *, reads: asyncio.Event | None = None) -> None:
+    It reads what it is sent once `reads` is set; the operating system has room for binary frames once `takes` is.
+    """
+
+    def __init__(
+        self, texts: list[str], *, reads: asyncio.Event | None = None, takes: asyncio.Event | None = None
+    ) -> None:
         self._messages = deque({"type": "websocket.receive", "text": text} for text in texts)
         self._reads = reads
+        self._takes = takes
+        self.is_lost = asyncio.Event()
+        if takes is None:
+            self.is_lost.set()
         self.sent: list[str] = []
         self.close_code: int | None = None
 
@@ -29,28 +38,42 @@ class FloodedSocket:
         return len(self._messages)
 
     async def receive(self) -> dict[str, Any]:
-        return self._messages.popleft() if self._messages else {"type": "websocket.disconnect"}
+        if self._messages:
+            return self._messages.popleft()
+        await self.is_lost.wait()
+        return {"type": "websocket.disconnect"}
 
     async def send_text(self, text: str) -> None:
         if self._reads is not None:
             await self._reads.wait()
         self.sent.append(text)
 
+    async def send_bytes(self, data: bytes) -> None:
+        self.sent.append(data.decode())
+
+    async def send(self, message: dict[str, Any]) -> None:
+        assert message == {"type": "websocket.send"}
+        if self._takes is not None:
+            await self._takes.wait()
+
     async def close(self, code: int, reason: str) -> None:
         self.close_code = code
 
 
 class Echo:
-    """Answers every message."""
+    """Answers every message, and closes after some."""
 
-    def __init__(self, outbox: Outbox) -> None:
+    def __init__(self, outbox: Outbox, *, closes_after: int | None = None) -> None:
         self.outbox = outbox
+        self._closes_after = closes_after
         self.heard_at: list[float] = []
         self.is_lost = False
 
     async def on_text(self, text: str) -> None:
         self.heard_at.append(now())
         self.outbox.put(TextFrame(text=text))
+        if len(self.heard_at) == self._closes_after:
+            self.outbox.close(CloseCode.DONE, "enough")
 
     async def on_binary(self, data: bytes) -> None:
         raise AssertionError(data)
@@ -141,6 +164,32 @@ def test_who_does_not_read_is_not_read() -> None:
         reads.set()
         await serving
         assert len(dialog.heard_at) == 3 * MAX_QUEUED_FRAMES
+
+    run_virtual(main())
+
+
+def test_a_chunk_counts_as_sent_once_the_system_took_it() -> None:
+    async def main() -> None:
+        socket = FloodedSocket([], takes=(taken := asyncio.Event()))
+        dialog, sent = Echo(Outbox()), list[int]()
+        dialog.outbox.put(BinaryFrame(build=lambda: b"chunk", sent=sent.append))
+        serving = asyncio.create_task(serve(socket, dialog, rate=1e6))
+        await settle()
+        assert (socket.sent, sent) == (["chunk"], [])
+        taken.set()
+        await settle()
+        assert sent == [5]
+        socket.is_lost.set()
+        await serving
+
+    run_virtual(main())
+
+
+def test_nothing_is_heard_after_a_close() -> None:
+    async def main() -> None:
+        dialog = Echo(Outbox(), closes_after=2)
+        await serve(FloodedSocket(["x"] * 5), dialog, rate=1e6)
+        assert len(dialog.heard_at) == 2
 
     run_virtual(main())
 

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from server.actor import SessionActor, StartImage
+from server.config import SessionSection
 from server.errors import ErrorCode, Unavailable
 from server.session import Phase
 from server.session_opener import NewSession
@@ -85,6 +86,22 @@ def test_who_cannot_queue_is_refused_when_the_place_goes_to_one_who_came_first()
                 await create(server)
             await queued.expect("session.started")
             assert parked.session.phase is Phase.CLOSED
+
+    run_virtual(main())
+
+
+def test_what_a_client_sends_while_it_waits_is_bounded() -> None:
+    async def main() -> None:
+        async with loop_serving(small_worker(1), session=SessionSection(max_pending_events=2)) as server:
+            owner = await server.started()
+            queued = server.client()
+            queued.start()
+            await queued.expect("session.queued", position=1)
+            for event_id in range(3):
+                queued.send("session.event", event_id=event_id, prompt="rain")
+            assert (await queued.expect("error", code="queue_full"))["event_id"] == 2
+            owner.send("session.close")
+            await queued.expect("event.queued", event_id=1)
 
     run_virtual(main())
 

@@ -10,6 +10,7 @@ import pytest
 
 from kvcache.cache import KVCache
 from kvcache.cross_store import CrossStores
+from kvcache.errors import IntegrityError
 from kvcache.lease import Lease
 from kvcache.page_table import PageTable
 from kvcache.transaction import ChunkTransaction
@@ -361,6 +362,23 @@ def test_load_reports_its_stages_and_leaves_every_page_free() -> None:
 def test_pages_left_by_the_warm_up_stop_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(KVCache, "close", lambda *_: None)
     with pytest.raises(LoadFailed, match=r"warm-up left \d+ of \d+ pages and 1 sessions behind"):
+        load_fake()
+
+
+def test_a_session_left_by_the_warm_up_stops_the_load_even_without_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    ((opening, _), *_) = FakeAdapter(start_fake()).warm_up_openings()
+    monkeypatch.setattr(FakeAdapter, "warm_up_openings", lambda _: [(opening, 0)])
+    monkeypatch.setattr(KVCache, "close", lambda *_: None)
+    with pytest.raises(LoadFailed, match=r"warm-up left 0 of \d+ pages and 1 sessions behind"):
+        load_fake()
+
+
+def test_accounting_that_does_not_add_up_after_the_warm_up_stops_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    def finds_a_leak(_: KVCache) -> None:
+        raise IntegrityError("page 3 belongs to nobody")
+
+    monkeypatch.setattr(KVCache, "check_integrity", finds_a_leak)
+    with pytest.raises(LoadFailed, match="warm-up: page 3 belongs to nobody"):
         load_fake()
 
 
