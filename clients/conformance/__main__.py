@@ -15,6 +15,8 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
+from clients.conformance.client_check import check_client
+from clients.conformance.client_judge import CUT_AFTER_CHUNK
 from clients.conformance.errors import ConformanceError
 from clients.conformance.runner import addresses, describe, find_context, run_checks, select
 from clients.conformance.table import failed, show, to_json
@@ -25,7 +27,10 @@ PLAIN_WIDTH = 110
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What to check. `only`: names of checks, or their beginnings; none means all."""
+    """What to check. `only`: names of checks, or their beginnings; none means all.
+
+    With `client_port` a client is checked instead, which connects to that port of this machine.
+    """
 
     url: str
     token: str | None = None
@@ -33,6 +38,7 @@ class Job:
     answer_s: float
     quiet_s: float
     json_file: str | None = None
+    client_port: int | None = None
 
 
 def main() -> int:
@@ -51,9 +57,13 @@ async def _run(job: Job) -> int:
     checks = select(job.only)
     world, http = addresses(job.url)
     context = await find_context(world=world, http=http, token=job.token, answer_s=job.answer_s, quiet_s=job.quiet_s)
-    with Console(stderr=True).status("checking") as status:
-        results = await run_checks(context, checks, on_start=lambda check: status.update(f"checking {check.name}"))
     about = f"{world}   {describe(context)}"
+    if job.client_port is not None:
+        results = await check_client(context, port=job.client_port, wait_s=job.answer_s, on_ready=_ask_to_connect)
+        about = f"a client of {about}"
+    else:
+        with Console(stderr=True).status("checking") as status:
+            results = await run_checks(context, checks, on_start=lambda check: status.update(f"checking {check.name}"))
     show(results, Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH), about=about)
     if job.json_file is not None:
         try:
@@ -61,6 +71,15 @@ async def _run(job: Job) -> int:
         except OSError as error:
             raise ConformanceError(f"{job.json_file}: {error.strerror or error}") from error
     return 1 if failed(results) else 0
+
+
+def _ask_to_connect(address: str) -> None:
+    print(
+        f"waiting for a client at {address}\nLet it walk for 10 chunks or more and close its session; "
+        f"its link is cut once, behind chunk {CUT_AFTER_CHUNK}.",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

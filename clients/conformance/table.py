@@ -23,13 +23,16 @@ def show(results: Sequence[Result], console: Console, *, about: str) -> None:
     table = Table(box=box.SIMPLE, show_edge=False, pad_edge=False, header_style="dim", border_style="dim")
     for column in ("", "check", "rule", "section"):
         table.add_column(column, style="dim" if column == "section" else "")
-    table.add_column("took", justify="right", style="dim", no_wrap=True)
+    is_timed = any(result.took_s for result in results)
+    if is_timed:
+        table.add_column("took", justify="right", style="dim", no_wrap=True)
     for result in results:
         rule = Text(result.rule)
         if result.reason:
             rule.append(f"\n{result.reason}", style=STYLES[result.outcome])
         outcome = Text(result.outcome, style=STYLES[result.outcome])
-        table.add_row(outcome, result.name, rule, result.section, f"{result.took_s:.1f} s")
+        took = (f"{result.took_s:.1f} s",) if is_timed else ()
+        table.add_row(outcome, result.name, rule, result.section, *took)
     console.print(table)
     console.print()
     console.print(Text(verdict(results), style="bold red" if failed(results) else "bold green"))
@@ -47,7 +50,7 @@ def verdict(results: Sequence[Result]) -> str:
     not_applicable = f", {skipped} not applicable here" if skipped else ""
     if failed(results):
         return f"NOT CONFORMING: {failed(results)} of {len(results)} checks failed{not_applicable}"
-    if len(results) < len(ALL_CHECKS):
+    if results and not results[0].name.startswith("client.") and len(results) < len(ALL_CHECKS):
         return f"passed: {passed} of the {len(results)} checks asked for{not_applicable}"
     return f"conforming: {passed} checks passed{not_applicable}"
 

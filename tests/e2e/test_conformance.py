@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import os
@@ -16,7 +17,12 @@ import pytest
 
 from clients.conformance.__main__ import main
 from clients.conformance.check import Context
+from clients.conformance.client_check import check_client
+from clients.conformance.client_judge import CUT_AFTER_CHUNK
+from clients.conformance.errors import ConformanceError
+from clients.conformance.picture import png
 from clients.conformance.runner import ALL_CHECKS, Outcome, Result, find_context, run_check, select
+from clients.python import WorldClient
 from tests.support.server_process import ROOT, ServerProcess, server_process
 from tests.support.wrong_server import Fault, pack, wrong_server
 
@@ -208,3 +214,31 @@ async def test_a_broken_rule_is_found(server: ServerProcess, wrong: str):
 async def test_the_proxy_alone_breaks_nothing(server: ServerProcess, name: str):
     result = await check_of(server, name, Fault(), answer_s=30.0)
     assert result.outcome is Outcome.PASS, result.reason
+
+
+# ---------------------------------------------------------------- clients
+
+
+async def test_our_client_conforms(server: ServerProcess):
+    http = server.url.rstrip("/")
+    world = http.replace("http://", "ws://") + "/v1/world"
+    context = await find_context(world=world, http=http, token=TOKEN, answer_s=30.0, quiet_s=0.3)
+    listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    checking = asyncio.create_task(check_client(context, port=0, wait_s=30.0, on_ready=listening.set_result))
+    address = await listening
+    start = {"prompt": "a town", "image": png(), "token": TOKEN, "resume_delays_s": (0.0, 0.1)}
+    async with WorldClient(address, **start) as client:
+        receipt = await client.hold("w")
+        async for chunk in client.chunks():
+            if chunk.chunk_index == CUT_AFTER_CHUNK + 4:
+                break
+        await receipt
+    results = await checking
+    assert [(each.name, each.outcome, each.reason) for each in results if each.outcome is not Outcome.PASS] == []
+
+
+async def test_a_client_that_never_comes_is_one_sentence(server: ServerProcess):
+    http = server.url.rstrip("/")
+    context = await find_context(world=http, http=http, token=TOKEN, answer_s=30.0, quiet_s=0.3)
+    with pytest.raises(ConformanceError, match=r"no client came within 0\.01 s"):
+        await check_client(context, port=0, wait_s=0.01, on_ready=lambda address: None)
