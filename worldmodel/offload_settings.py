@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+STREAMED_MODELS = ("lingbot_world_v2",)
+"""Models whose layer loops ask for the weights they are about to use."""
+
 WEIGHTS = ("resident", "streamed")
 HOSTS = ("ordinary", "checkpoint_mmap", "runtime_cache")
 TRANSFERS = ("registered", "staged")

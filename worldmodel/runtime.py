@@ -52,6 +52,7 @@ from worldmodel.messages import (
     TickCommitted,
 )
 from worldmodel.observations import describe_array
+from worldmodel.offload_settings import STREAMED_MODELS
 from worldmodel.residency import allocate_cache, memory_stats
 
 logger = logging.getLogger(__name__)
@@ -143,6 +144,11 @@ class Runtime:
             create_adapter = resolve(lookup(start.model).adapter)
         except RequestRefused as error:
             raise LoadFailed(error.message, code=error.code) from error
+        if start.offload.streams and start.model not in STREAMED_MODELS:
+            raise LoadFailed(
+                f"offload.weights: expected 'resident' for {start.model}, only {', '.join(STREAMED_MODELS)} streams",
+                field="offload",
+            )
         adapter = cast("Adapter", create_adapter(start, progress))
         progress(LoadStage.KV_POOL, 0.0, "")
         cache = allocate_cache(adapter.kv_spec(), start, adapter.attention())
