@@ -36,7 +36,7 @@ from worldmodel.kernels.fused_layer import FusedFormat, FusedLayer
 from worldmodel.lingbot.layer_parts import CAMERA, FORWARD, TEXT, PartWeights
 from worldmodel.lingbot.streamed_layers import StreamedLayers, stored_tensors
 from worldmodel.lingbot.streaming_cache import StreamRequest, open_cache
-from worldmodel.lingbot.streaming_plan import DeviceNumbers, plan_layers
+from worldmodel.lingbot.streaming_plan import DeviceNumbers, check_settings, plan_layers
 from worldmodel.lingbot.transformer import LingBotTransformer
 from worldmodel.lingbot.weights import LoadedModel
 from worldmodel.messages import LoadStage, StartWorker
@@ -106,6 +106,7 @@ def stream_transformer(
     residency = plan_layers(layers.layouts, layers.num_layers, settings, kv, request.numbers)
     logger.info("weights: %s", residency.describe())
     try:
+        check_settings(settings, transformer.plan, device)
         plan = _plan_host(layers, residency, request)
         plan, host = _load_host(layers, residency, plan, request)
         wish = TransferWish(

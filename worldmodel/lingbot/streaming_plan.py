@@ -10,14 +10,20 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
+
 from kvcache.spec import KVSpec
 from offload.errors import BudgetTooSmall
+from offload.host_plan import HostKind
 from offload.layout import FlatLayout
+from offload.legality import Combination, check_combination
 from offload.residency import LayerPart, ResidencyPlan, plan_residency
+from offload.streamed_model import Transfer
 from worldmodel.checkpoint.inspection import CONTEXT_BYTES
 from worldmodel.errors import LoadFailed
 from worldmodel.lingbot.layer_parts import CAMERA, USES_PER_CHUNK
 from worldmodel.offload_settings import OffloadSettings
+from worldmodel.wan.precision import PrecisionPlan
 
 WORKING_BYTES = 1 * 1024**3
 """Activations of a layer, workspaces of the libraries, and what the allocator can't use; an estimate."""
@@ -62,6 +68,20 @@ def plan_layers(
 def _uses(part: str, settings: OffloadSettings) -> float:
     is_repeated = part == CAMERA and settings.camera_modulation == "per_layer"
     return math.ceil(max(USES_PER_CHUNK.values())) if is_repeated else USES_PER_CHUNK[part]
+
+
+def check_settings(settings: OffloadSettings, plan: PrecisionPlan, device: torch.device) -> None:
+    """Refuse settings that exclude each other, unless they may be replaced. Raises `IllegalCombination`."""
+    if settings.falls_back:
+        return
+    check_combination(
+        Combination(
+            host=HostKind(settings.host),
+            transfer=Transfer(settings.transfer),
+            is_cuda=device.type == "cuda",
+            quantizes=plan.quantizes_linears,
+        )
+    )
 
 
 def weights_budget(settings: OffloadSettings, kv: KVSpec, numbers: DeviceNumbers) -> tuple[int | None, str]:

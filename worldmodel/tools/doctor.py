@@ -80,6 +80,7 @@ def run_checks(start: StartWorker) -> Iterator[Check]:
     if needs is not None:
         if has_device:
             yield from _check_device_memory(start, needs)
+            yield from _check_offload(start)
         yield _check_host_memory(needs)
         yield _check_locked_memory(needs)
     yield from _check_kernels(start.device)
@@ -151,6 +152,14 @@ def _check_device_memory(start: StartWorker, needs: Needs) -> Iterator[Check]:
 def _check_host_memory(needs: Needs) -> Check:
     expected = f"{bytes_text(needs.host_bytes)} for loading and the text encoder"
     return _memory_check("host memory", expected, _available_bytes(), needs.host_bytes)
+
+
+def _check_offload(start: StartWorker) -> Iterator[Check]:
+    """Yield the plan of streamed weights and what a chunk takes, for the model that can stream them."""
+    if start.offload.streams and start.model == "lingbot_world_v2":
+        from worldmodel.tools.doctor_offload import check_offload
+
+        yield from check_offload(start)
 
 
 def _memory_check(name: str, expected: str, available_bytes: int, wanted_bytes: int) -> Check:

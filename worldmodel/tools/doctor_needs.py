@@ -12,6 +12,7 @@ from worldmodel.lingbot.inspection import inspect_checkpoint
 from worldmodel.messages import StartWorker
 from worldmodel.tools.amounts import bytes_text, parameters_text
 from worldmodel.tools.doctor import STAGING_BYTES, Needs
+from worldmodel.tools.doctor_offload import streamed_needs
 from worldmodel.wan.text_encoder import TextPlacement
 
 
@@ -65,7 +66,7 @@ def _lingbot(start: StartWorker, device: torch.device | None) -> tuple[str, tupl
         text_encoder=None if is_cuda else TextPlacement.RESIDENT.value,
         device=device,
     )
-    return _describe(found), found.problems, _needs(found, is_cuda=is_cuda)
+    return _describe(found), found.problems, streamed_needs(start, _needs(found, is_cuda=is_cuda))
 
 
 def _describe(found: Inspection) -> str:

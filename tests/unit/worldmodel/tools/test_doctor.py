@@ -20,7 +20,8 @@ from kvcache.attention_backends import FLASH3_MODULE
 from tests.support.dreamzero_checkpoint import start_worker, write_checkpoint
 from tests.support.dreamzero_golden import tensors
 from worldmodel.messages import StartWorker
-from worldmodel.tools import doctor
+from worldmodel.offload_settings import OffloadSettings
+from worldmodel.tools import doctor, doctor_offload
 from worldmodel.tools.doctor import Check, Status, run_checks
 
 
@@ -218,3 +219,33 @@ def test_the_answer_is_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     monkeypatch.setattr(sys, "stdin", stream)
     assert doctor.main() == 0
     assert {entry["status"] for entry in json.loads(capsys.readouterr().out)} == {"OK"}
+
+
+def test_streamed_weights_are_planned_and_timed(card: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    card.free_bytes = 48 * 10**9
+    monkeypatch.setattr(doctor_offload, "measure_link", lambda device: 50e9)
+    monkeypatch.setattr(doctor_offload, "_product_rate", lambda device, dtype: 700e12)
+
+    whole = checks(start(**FULL))
+    streamed = checks(start(**FULL, offload=OffloadSettings(weights="streamed", resident_bytes=1_830_000_000)))
+
+    assert "offload" not in whole
+    assert whole["device memory"].status is Status.FAIL
+    assert streamed["device memory"].status is Status.OK
+    assert streamed["offload"].status is Status.OK
+    # 40 layers: five times 598 MB, once 210 MB; 1149 TFLOP.
+    assert re.search(
+        r"forward: 0 of 40 layers resident, .* 128\.0 GB copied a chunk, .* at 50\.0 GB/s a chunk takes at least "
+        r"2561 ms \(copying 2561 ms, computing 16\d\d ms\)",
+        streamed["offload"].found,
+    ), streamed["offload"].found
+    assert streamed["memlock"].expected.startswith("47.")
+
+
+def test_streamed_weights_that_do_not_fit_are_told_with_the_numbers(card: SimpleNamespace) -> None:
+    card.free_bytes = 30 * 10**9
+
+    found = checks(start(**FULL, offload=OffloadSettings(weights="streamed")))
+
+    assert found["offload"].status is Status.FAIL
+    assert re.search(r"streamed weights do not fit: \d+ bytes", found["offload"].found)
