@@ -1,0 +1,123 @@
+"""The runtime weight cache on the command line: `python -m worldmodel.tools.cache list|verify|prune FOLDER`.
+
+Exit codes: 0 done, 1 the folder can't be used or an entry is damaged, 2 the call is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from offload.cache_folder import CacheFolder
+from offload.cache_upkeep import EntryFacts, list_entries, prune, verify_entry
+from offload.errors import CacheError
+from worldmodel.tools.amounts import bytes_text
+
+HOUR_S = 3600.0
+ADDRESS_DIGITS = 16
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Do what is asked and return the exit code."""
+    arguments = _parser().parse_args(argv)
+    if not arguments.folder.is_dir():
+        return _fail(f"{arguments.folder}: no such folder")
+    try:
+        folder = CacheFolder(arguments.folder)
+        match arguments.action:
+            case "list":
+                return _list(folder)
+            case "verify":
+                return _verify(folder)
+            case _:
+                return _prune(folder, arguments)
+    except CacheError as error:
+        return _fail(str(error))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="worldserve cache", description="Look after a cache of final weights (host = 'runtime_cache')."
+    )
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    lines = {
+        "list": "show what is in the cache",
+        "verify": "read every byte and compare it with what was published",
+        "prune": "delete what was not used for long; entries in use stay",
+    }
+    for name, line in lines.items():
+        action = actions.add_parser(name, help=line)
+        action.add_argument("folder", type=Path, metavar="FOLDER", help="the cache_folder of the section [offload]")
+        if name == "prune":
+            action.add_argument("--max-bytes", type=_number, help="keep at most so much, by last use")
+            action.add_argument("--max-age-hours", type=_hours, help="delete what was not used for so long")
+    return parser
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal() or len(text) > 18:
+        raise argparse.ArgumentTypeError(f"expected bytes from 0, got {text[:40]!r}")
+    return int(text)
+
+
+def _hours(text: str) -> float:
+    try:
+        hours = float(text)
+    except ValueError:
+        hours = -1.0
+    if not 0 <= hours < 1e9:
+        raise argparse.ArgumentTypeError(f"expected hours from 0, got {text[:40]!r}")
+    return hours
+
+
+def _list(folder: CacheFolder) -> int:
+    entries = list(list_entries(folder))
+    for entry in entries:
+        print(_line(entry))
+    print(f"{len(entries)} {'entry' if len(entries) == 1 else 'entries'}, {_size(entries)}")
+    return 0
+
+
+def _line(entry: EntryFacts) -> str:
+    used = datetime.fromtimestamp(entry.used_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    state = f"DAMAGED: {entry.problem}" if entry.problem else "in use" if entry.is_in_use else "idle"
+    about = ", ".join(f"{name} {value}" for name, value in entry.metadata.items())
+    return f"{entry.address[:ADDRESS_DIGITS]}  {bytes_text(entry.num_bytes):>9}  used {used}  {state}  {about}".rstrip()
+
+
+def _size(entries: Sequence[EntryFacts]) -> str:
+    return bytes_text(sum(entry.num_bytes for entry in entries))
+
+
+def _verify(folder: CacheFolder) -> int:
+    num_damaged = 0
+    for entry in list_entries(folder):
+        problem = verify_entry(folder, entry.address)
+        num_damaged += problem is not None
+        print(f"{entry.address[:ADDRESS_DIGITS]}  {'OK' if problem is None else f'DAMAGED: {problem}'}", flush=True)
+    return 1 if num_damaged else 0
+
+
+def _prune(folder: CacheFolder, arguments: argparse.Namespace) -> int:
+    if arguments.max_bytes is None and arguments.max_age_hours is None:
+        print("cache: expected --max-bytes, --max-age-hours, or both", file=sys.stderr)
+        return 2
+    max_age_s = None if arguments.max_age_hours is None else HOUR_S * arguments.max_age_hours
+    removed = prune(folder, max_bytes=arguments.max_bytes, max_age_s=max_age_s, now_s=time.time())
+    for entry in removed:
+        print(f"{entry.address[:ADDRESS_DIGITS]}  deleted")
+    print(f"{len(removed)} deleted, {_size(removed)}")
+    return 0
+
+
+def _fail(message: str) -> int:
+    print(f"cache: {message}", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
