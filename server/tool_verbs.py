@@ -14,6 +14,7 @@ TOOLS = {
         "worldmodel.tools.make_checkpoint",
         "write a random checkpoint like a published one",
     ),
+    "cache": ("worldmodel.tools.cache", "list, verify or prune a cache of final weights"),
 }
 """Verb: the module that does it, and its line in the help. All arguments go to the module."""
 
