@@ -38,6 +38,7 @@ from server.recorder import SessionRecorder
 from server.scheduler import Scheduler
 from server.session import Phase, Session
 from server.tasks import TaskSet
+from server.ticking import TickGate, run_attempts
 from server.uploads import RawImage
 from server.wire.messages import (
     DropReason,
@@ -162,9 +163,7 @@ class SessionActor:
             max_missed_messages=services.max_missed_messages,
             max_watchers=services.max_watchers,
         )
-        self._between_ticks = asyncio.Event()
-        self._between_ticks.set()
-        self._operation = asyncio.Lock()
+        self._gate = TickGate()
         self._tasks = TaskSet(f"session {session.session_id}")
         self._encode_task = self._tasks.spawn(self._encoder.run())
         self._closing: asyncio.Task[None] | None = None
@@ -312,27 +311,14 @@ class SessionActor:
         tick = self.session.begin_tick(self._services.clock())
         if tick is None:
             return
-        self._between_ticks.clear()
-        try:
-            await self._execute(tick)
-        finally:
-            self._between_ticks.set()
+        services = self._services
+        with self._gate.tick():
+            await run_attempts(
+                services.worker, services.metrics, tick, failed=self._tick_failed, committed=self._commit
+            )
 
     def tick_broke(self, error: Exception) -> None:
         self._fail(SessionFailed(ErrorCode.TICK_FAILED, "the tick failed inside the server"))
-
-    async def _execute(self, tick: Tick) -> None:
-        attempt: Tick | None = tick
-        while attempt is not None:
-            tick = attempt
-            try:
-                answered = await self._services.worker.tick(tick)
-            except WorldModelError as error:
-                self._services.metrics.ticks_failed.labels(error.code).inc()
-                attempt = self._tick_failed(tick, error)
-            else:
-                self._commit(tick, answered)
-                return
 
     def _tick_failed(self, tick: Tick, error: WorldModelError) -> Tick | None:
         """Handle a failed tick and return what to try instead, if anything."""
@@ -388,16 +374,10 @@ class SessionActor:
     def _observe(self, chunk: CommittedChunk) -> None:
         metrics = self._services.metrics
         metrics.chunks.inc()
+        metrics.observe_stages(chunk.timings, queue_ms=chunk.queue_ms)
         metrics.media_frames.inc(chunk.num_media_frames)
         for receipt in chunk.applied:
             metrics.event_wait_s.observe(receipt.wait_ms / 1000)
-        for stage, time_ms in (
-            ("queue", chunk.queue_ms),
-            ("denoise", chunk.timings.denoise_ms),
-            ("commit", chunk.timings.commit_ms),
-            ("decode", chunk.timings.decode_ms),
-        ):
-            metrics.stage_s.labels(stage).observe(time_ms / 1000)
 
     # ------------------------------------------------------------ media
 
@@ -489,8 +469,7 @@ class SessionActor:
 
     async def _release(self) -> None:
         """Free the worker's state of a failed session; what can't be freed now is tried again by reset or close."""
-        async with self._operation:
-            await self._between_ticks.wait()
+        async with self._gate.operation():
             if self.session.phase is not Phase.FAILED:
                 return
             if await self._seat.close():
@@ -501,8 +480,7 @@ class SessionActor:
     # ------------------------------------------------------------ reset and close
 
     async def _reset(self, *, prompt: str, seed: int, image: StartImage | None) -> None:
-        async with self._operation:
-            await self._between_ticks.wait()
+        async with self._gate.operation():
             if self.session.phase is not Phase.RESETTING:
                 return
             try:
@@ -583,8 +561,7 @@ class SessionActor:
 
         May be called again after it failed or raised: what is done already is not done twice.
         """
-        async with self._operation:
-            await self._between_ticks.wait()
+        async with self._gate.operation():
             if not await self._seat.close():
                 await self._encoder.drain()
                 return False

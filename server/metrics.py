@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from worldmodel.messages import MemoryStats
+from worldmodel.messages import MemoryStats, StageTimings
 
 _STAGE_BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0)
 
@@ -61,6 +61,13 @@ class Metrics:
         self.pages.labels("used").set(memory.total_pages - memory.free_pages)
         self.worker_memory.labels("rss").set(memory.rss_bytes)
         self.worker_memory.labels("device").set(memory.device_bytes)
+
+    def observe_stages(self, timings: StageTimings, *, queue_ms: float) -> None:
+        """Count where the time of a committed chunk went."""
+        self.stage_s.labels("queue").observe(queue_ms / 1000)
+        self.stage_s.labels("denoise").observe(timings.denoise_ms / 1000)
+        self.stage_s.labels("commit").observe(timings.commit_ms / 1000)
+        self.stage_s.labels("decode").observe(timings.decode_ms / 1000)
 
     def render(self) -> bytes:
         """Return the text exposition format."""

@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -34,6 +35,7 @@ from server.robot_metrics import RobotMetrics
 from server.robot_session import Actions, Observation, RobotAnswer, RobotCall, RobotPhase, RobotSession
 from server.scheduler import Scheduler
 from server.tasks import TaskSet
+from server.ticking import TickGate, run_attempts
 from server.worker import CommittedTick, Worker
 from server.worker_seat import WorkerSeat
 from worldmodel.errors import OutcomeUnknown, RequestRefused, TickRolledBack, WorkerUnavailable, WorldModelError
@@ -126,9 +128,7 @@ class RobotActor:
             take_place=services.admit,
         )
         self._futures: dict[RobotCall, asyncio.Future[RobotAnswer]] = {}
-        self._between_ticks = asyncio.Event()
-        self._between_ticks.set()
-        self._operation = asyncio.Lock()
+        self._gate = TickGate()
         self._tasks = TaskSet(f"robot session {session.session_id}")
         self._closing: asyncio.Task[None] | None = None
         services.scheduler.add(self)
@@ -204,7 +204,7 @@ class RobotActor:
         await asyncio.shield(self._tasks.spawn(self._open(eagerly=True)))
 
     async def _open(self, *, eagerly: bool = False) -> None:
-        async with self._operation:
+        async with self._gate.operation():
             if not (self.session.needs_opening or (eagerly and self.session.phase is RobotPhase.EMPTY)):
                 return
             self.session.begin_opening()
@@ -243,29 +243,21 @@ class RobotActor:
         call = self.session.in_flight
         if tick is None or call is None:
             return
-        self._between_ticks.clear()
-        try:
-            await self._execute(tick, call)
-        finally:
-            self._between_ticks.set()
+        services = self._services
+        with self._gate.tick():
+            await run_attempts(
+                services.worker,
+                services.metrics,
+                tick,
+                call.observation.payload,
+                failed=partial(self._tick_failed, call),
+                committed=partial(self._commit, call),
+            )
 
     def tick_broke(self, error: Exception) -> None:
         self._fail(SessionFailed(ErrorCode.TICK_FAILED, "the step failed inside the server"))
 
-    async def _execute(self, tick: Tick, call: RobotCall) -> None:
-        attempt: Tick | None = tick
-        while attempt is not None:
-            tick = attempt
-            try:
-                answered = await self._services.worker.tick(tick, call.observation.payload)
-            except WorldModelError as error:
-                self._services.metrics.ticks_failed.labels(error.code).inc()
-                attempt = self._tick_failed(tick, call, error)
-            else:
-                self._commit(call, answered)
-                return
-
-    def _tick_failed(self, tick: Tick, call: RobotCall, error: WorldModelError) -> Tick | None:
+    def _tick_failed(self, call: RobotCall, tick: Tick, error: WorldModelError) -> Tick | None:
         """Handle a failed tick and return what to try instead, if anything."""
         if self.session.in_flight is not call:
             return None
@@ -278,7 +270,7 @@ class RobotActor:
             self._fail(failure)
         return None
 
-    def _commit(self, call: RobotCall, answered: CommittedTick) -> None:
+    def _commit(self, call: RobotCall, tick: Tick, answered: CommittedTick) -> None:
         if self.session.in_flight is not call:
             return
         try:
@@ -320,17 +312,11 @@ class RobotActor:
         self._services.scheduler.wake()
 
     def _observe(self, timings: StageTimings, timing: dict[str, float]) -> None:
-        metrics, robot = self._services.metrics, self._services.robot_metrics
+        self._services.metrics.observe_stages(timings, queue_ms=timing["queue_ms"])
+        robot = self._services.robot_metrics
         robot.calls.labels(ANSWERED).inc()
         robot.call_s.observe(timing["total_ms"] / 1000)
         robot.wait_s.observe(timing["queue_ms"] / 1000)
-        for stage, time_ms in (
-            ("queue", timing["queue_ms"]),
-            ("denoise", timings.denoise_ms),
-            ("commit", timings.commit_ms),
-            ("decode", timings.decode_ms),
-        ):
-            metrics.stage_s.labels(stage).observe(time_ms / 1000)
 
     # ------------------------------------------------------------ failure
 
@@ -363,8 +349,7 @@ class RobotActor:
 
     async def _release_failed(self) -> None:
         """Free the worker's state of a failed session; what can't be freed now is tried again by reset or close."""
-        async with self._operation:
-            await self._between_ticks.wait()
+        async with self._gate.operation():
             if self.session.phase is RobotPhase.FAILED:
                 await self._release()
 
@@ -386,8 +371,7 @@ class RobotActor:
         return self._tasks.spawn(self._reset())
 
     async def _reset(self) -> None:
-        async with self._operation:
-            await self._between_ticks.wait()
+        async with self._gate.operation():
             if self.session.phase is not RobotPhase.RESETTING:
                 return
             try:
@@ -439,8 +423,7 @@ class RobotActor:
 
     async def _close(self, reason: str) -> None:
         try:
-            async with self._operation:
-                await self._between_ticks.wait()
+            async with self._gate.operation():
                 cleaned_up = await self._release()
         except Exception:
             # The boundary of a close: after a bug it can be tried again, and the session is not `closing` for ever.
