@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import torch
 from torch import nn
 
 from worldmodel.checkpoint.loading import names_by_tensor
@@ -21,7 +20,6 @@ from worldmodel.dreamzero.sizes import read_sizes
 from worldmodel.dreamzero.weights import empty_modules
 from worldmodel.wan.made_tokenizer import tokenizer_files
 from worldmodel.wan.original_names import original_umt5_name, original_vae_name
-from worldmodel.wan.umt5 import UMT5Encoder, parse_umt5_config
 
 if TYPE_CHECKING:
     from worldmodel.checkpoint.plan import PlanRequest
@@ -41,15 +39,13 @@ def plan_checkpoint(model: Published, *, dtype: str = "BF16") -> CheckpointPlan:
     if sizes is None or problems:
         raise ValueError("; ".join(problems))
     modules = empty_modules(sizes)
-    with torch.device("meta"):
-        text_encoder = UMT5Encoder(parse_umt5_config(sizes.text_encoder))
 
     def vae_name(name: str) -> str:
         return original_wide_vae_name(name, sizes.vae.num_res_blocks) if sizes.wide_vae else original_vae_name(name)
 
     tensors = [
         *_renamed(modules.transformer, "action_head.model.", dtype, lambda name: name),
-        *_renamed(text_encoder, "action_head.text_encoder.", dtype, original_umt5_name),
+        *_renamed(modules.text_encoder, "action_head.text_encoder.", dtype, original_umt5_name),
         *_renamed(modules.image_encoder, "action_head.image_encoder.model.visual.", dtype, lambda name: name),
         *_renamed(modules.vae, "action_head.vae.model.", dtype, vae_name),
     ]
@@ -60,7 +56,7 @@ def plan_checkpoint(model: Published, *, dtype: str = "BF16") -> CheckpointPlan:
         json_files={
             "config.json": config_file(model),
             "experiment_cfg/metadata.json": metadata_file(),
-            "experiment_cfg/conf.yaml": training_file(),
+            "experiment_cfg/conf.yaml": training_file(model),
             **{f"tokenizer/{name}": content for name, content in tokenizer.items()},
             **{path.removeprefix("./"): content for path, content in index.items()},
         },

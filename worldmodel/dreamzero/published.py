@@ -124,12 +124,13 @@ def metadata_file() -> dict[str, object]:
     return {TAG: entry}
 
 
-def training_file() -> dict[str, object]:
-    """Return the content of `experiment_cfg/conf.yaml`, of which JSON is a part."""
+def training_file(model: Published) -> dict[str, object]:
+    """Return the content of `experiment_cfg/conf.yaml`, of which JSON is a part. Views are half a picture each way."""
+    resize = {"_target_": "VideoResize", "height": model.height // 2, "width": model.width // 2}
     names = (f"{kind}.{key}" for kind in ("state", "action") for key in DIMS)
     return {
         "eval_bf16": True,
         "relative_action": True,
         "relative_action_keys": ["joint_position"],
-        "normalization_modes": dict.fromkeys(names, "q99"),
+        "transforms": {TAG: {"transforms": [resize, {"normalization_modes": dict.fromkeys(names, "q99")}]}},
     }

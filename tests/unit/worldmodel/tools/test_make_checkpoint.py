@@ -8,6 +8,7 @@ import pytest
 
 from worldmodel.checkpoint.plan import PlannedTensor, shard
 from worldmodel.lingbot.empty_model import open_any
+from worldmodel.tools import inspect
 from worldmodel.tools.make_checkpoint import main
 
 
@@ -18,6 +19,15 @@ def test_a_tiny_checkpoint_can_be_opened(tmp_path: Path, layout: str, capsys: py
     assert "576,159 parameters, 1.64 MB (random weights)" in capsys.readouterr().out
     transformer = open_any(out).component("transformer")
     assert {info.dtype for info in transformer.tensors.values()} == {"BF16"}
+
+
+@pytest.mark.parametrize("name", ["dreamzero-droid", "dreamzero-droid-5b"])
+def test_a_tiny_robot_checkpoint_says_its_picture_size(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--like", name, str(tmp_path / "made")]) == 0
+    assert inspect.main([str(tmp_path / "made")]) == 0
+    assert "memory at 64x32" in capsys.readouterr().out
 
 
 def test_the_full_plan_is_listed_without_writing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
