@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from server.worker_process import worker_environment
 
 TOOLS = {
+    "evaluate": ("training.demo_world.evaluation", "compare the served demo world with its renderer (source tree only)"),
     "inspect": ("worldmodel.tools.inspect", "show what a checkpoint holds and what it takes to serve it"),
     "make-checkpoint": (
         "worldmodel.tools.make_checkpoint",

@@ -1,6 +1,6 @@
 """Train the demo world's transformer and text encoder.
 
-    python -m training.demo_world.transformer --out RUN --vae VAE_FOLDER --seconds 500 --start CHECKPOINT
+    python -m training.demo_world.transformer --out RUN --vae VAE_FOLDER --seconds 500 [--resume CHECKPOINT]
     torchrun --nproc-per-node 2 -m training.demo_world.transformer ... --resume RUN --own-from 0.5 --decay 0.3
 
 Chunks are predicted after their true history; from `--own-from` on, a share of the clips continue histories that the
@@ -101,10 +101,9 @@ class Run:
         vae = AutoencoderKLWan.from_pretrained(arguments.vae, torch_dtype=torch.float32).to(device)
         self.space = LatentSpace(trainable(vae))
         self.model = DemoModel().to(device)
-        folder = arguments.resume or arguments.start
-        if folder is not None:
-            missing = self.model.load(folder)
-            self.say(f"from {folder}, with {len(missing)} new tensors")
+        if arguments.resume is not None:
+            missing = self.model.load(arguments.resume, arguments.poses)
+            self.say(f"from {arguments.resume}, with {len(missing)} new tensors")
         self.network, self.prompts = self.model.network(), PromptTable(self.model, device)
         self.optimizer = Optimizer(
             dict(self.model.named_parameters()), layer_prefix="transformer.blocks", ema_decay=arguments.ema
@@ -225,9 +224,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--vae", type=Path, required=True, help="diffusers folder of the trained VAE")
     parser.add_argument("--seconds", type=float, required=True, help="training time; data and evaluation not counted")
-    origin = parser.add_mutually_exclusive_group()
-    origin.add_argument("--resume", type=Path, help="--out of an earlier run to go on from")
-    origin.add_argument("--start", type=Path, help="checkpoint folder to begin with; it may lack the last layers")
+    parser.add_argument("--resume", type=Path, help="--out of an earlier run, or a checkpoint; it may lack last layers")
+    parser.add_argument("--poses", type=Path, help="poses.safetensors of that run, where it lies elsewhere")
     parser.add_argument("--peak", type=float, default=2e-3, help="learning rate")
     parser.add_argument("--decay", type=float, default=0.0, help="last share of the run in which the rate falls")
     parser.add_argument("--floor", type=float, default=0.02, help="last learning rate over the peak")

@@ -24,7 +24,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
         (("demo", "--media.crf", "0"), "media.crf: expected 1 to 51, got 0"),
         (
             ("generate", "--image", "nowhere.png", "--frames", "9", "--out", "x.mp4"),
-            "--image: 'nowhere.png' is no start image (day, night, snow, desert, sunset) and no file: No such file",
+            "--image: 'nowhere.png' is no start image (day, night, snow, desert, sunset, autumn) and no file: No such",
         ),
         (
             ("generate", "--image", "day", "--keys", "w*2 x", "--frames", "9", "--out", "x.mp4"),

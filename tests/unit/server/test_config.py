@@ -164,7 +164,8 @@ def test_demo_section_becomes_the_model():
     assert config.model.fps == 12
     assert config.model.begin_image == "day"
     assert set(config.model.options) == {"reference_intrinsics", "camera_scale"}
-    assert [image.name for image in config.model.start_images] == ["day", "night", "snow", "desert", "sunset"]
+    names = [image.name for image in config.model.start_images]
+    assert names == ["day", "night", "snow", "desert", "sunset", "autumn"]
     for image in config.model.start_images:
         assert (config.checkpoint_path / image.file).is_file()
 
