@@ -21,10 +21,11 @@ import pytest
 
 from clients.conformance.picture import png
 from clients.examples import drive_by_gamepad, scripted_flight, watch, window, write_mp4
-from clients.python import WorldClient, connect
+from clients.python import WorldClient, connect, errors
 from server.wire.binary import pack_chunk
 from server.wire.messages import StreamFormat
 from tests.support import game_fixtures, game_tools
+from tests.support.game_tools import GAMES
 from tests.support.server_process import ServerProcess, running_command
 
 GAME_CHUNKS = 3
@@ -204,7 +205,7 @@ def digests(chunk_index: int, pictures: Iterable[bytes]) -> str:
 
 
 def fixture(format: str) -> bytes:
-    return (game_tools.GAMES / "fixtures" / f"{format}.frame").read_bytes()
+    return (GAMES / "fixtures" / f"{format}.frame").read_bytes()
 
 
 def test_the_fixture_of_raw_pictures_is_what_the_server_sends() -> None:
@@ -242,7 +243,36 @@ async def test_game_clients_see_steer_and_resume(server: ServerProcess, tmp_path
     for tool in await game_tools.installed_tools(tmp_path):
         for format, chunks in wanted.items():
             _, pictures = taken_apart(fixture(format))
-            path = game_tools.GAMES / "fixtures" / f"{format}.frame"
+            path = GAMES / "fixtures" / f"{format}.frame"
             assert await tool.run(str(path)) == [digests(game_fixtures.CHUNK_INDEX, pictures)], tool.name
             said = await tool.run(address, "a town", "start", format, "7", str(GAME_CHUNKS))
             assert said == [*chunks, "applied 0", "resumed 2", "closed client"], tool.name
+
+
+# ---------------------------------------------------------------- the page about clients
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs/clients.md").read_text(encoding="utf-8")
+SNIPPETS = re.findall(r"^## ([^\n]*)\n(?:(?!^## ).)*?^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def test_every_snippet_of_the_page_is_found() -> None:
+    assert len(SNIPPETS) == PAGE.count("```python\n") == 5
+
+
+@pytest.mark.parametrize(("heading", "source"), SNIPPETS, ids=[heading for heading, _ in SNIPPETS])
+def test_snippets_of_the_page_run(
+    server: ServerProcess, heading: str, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "ws://127.0.0.1:8000" in source
+    exec(compile(source.replace("ws://127.0.0.1:8000", server.url), heading, "exec"), {})
+
+
+def test_every_example_and_every_error_is_on_the_page() -> None:
+    examples = {path.stem for path in (GAMES.parent).glob("*.py")} - {"__init__", "window"}
+    assert set(re.findall(r"^\| `(\w+)` \|", PAGE.partition("## Examples")[2], re.MULTILINE)) == examples
+    told = set(re.findall(r"^\| `(\w+)` \|", PAGE.partition("## Errors")[2].partition("## ")[0], re.MULTILINE))
+    ours = {
+        name for name, kind in vars(errors).items() if isinstance(kind, type) and kind.__module__ == errors.__name__
+    }
+    assert told == ours - {"WorldClientError"}
