@@ -59,6 +59,23 @@ def run(cases: list[dict[str, Any]]) -> list[list[int]]:
     return results
 
 
+def wait_for_holders(ready: Path, num_processes: int) -> list[int]:
+    """Wait until so many processes hold what they opened; return their ids."""
+    deadline_s = time.monotonic() + 60
+    while time.monotonic() < deadline_s:
+        found = [int(file.suffix[1:]) for file in ready.parent.glob(f"{ready.name}.*")]
+        if len(found) == num_processes:
+            return found
+        time.sleep(0.02)
+    raise AssertionError(f"no {num_processes} processes are ready")
+
+
+def stop(program: subprocess.Popen[str]) -> None:
+    for process in psutil.Process(program.pid).children():
+        process.kill()
+    program.communicate()
+
+
 def test_the_steps_of_a_publication_are_those_that_are_tested(tmp_path: Path) -> None:
     seen: list[str] = []
     open_entry(WeightCache(open_folder(tmp_path), lock_timeout_s=1.0, on_step=seen.append)).close()
@@ -87,11 +104,9 @@ def test_processes_elect_a_writer_and_the_killed_leave_a_valid_entry_or_none(tmp
 
 def test_entries_in_use_are_seen_from_other_processes_and_locks_are_waited_for(tmp_path: Path) -> None:
     root, ready = tmp_path / "cache", tmp_path / "ready"
-    user = start([{"root": str(root), "hold_s": 30.0, "ready": str(ready)}])
+    user = start([{"root": str(root), "hold_s": 60.0, "ready": str(ready)}])
     try:
-        deadline_s = time.monotonic() + 30
-        while not ready.exists() and time.monotonic() < deadline_s:
-            time.sleep(0.02)
+        wait_for_holders(ready, 1)
         folder = open_folder(root)
         [facts] = list_entries(folder)
         assert facts.is_in_use
@@ -102,7 +117,22 @@ def test_entries_in_use_are_seen_from_other_processes_and_locks_are_waited_for(t
         assert found is not None
         found.close()
     finally:
-        for process in psutil.Process(user.pid).children():
-            process.kill()
-        user.communicate()
+        stop(user)
     assert len(prune(open_folder(root), max_bytes=0, max_age_s=None, now_s=0.0)) == 1
+
+
+def test_two_processes_have_one_copy_of_a_mapped_file(tmp_path: Path) -> None:
+    weights, ready = tmp_path / "weights", tmp_path / "ready"
+    num_bytes = 8 * 2**20
+    weights.write_bytes(bytes(range(256)) * (num_bytes // 256))
+    case = {"root": str(tmp_path / "cache"), "processes": 2, "map": str(weights), "hold_s": 60.0, "ready": str(ready)}
+    users = start([case])
+    try:
+        shares = [
+            sum(area.pss for area in psutil.Process(pid).memory_maps(grouped=False) if area.path == str(weights))
+            for pid in wait_for_holders(ready, 2)
+        ]
+    finally:
+        stop(users)
+    assert sum(shares) == pytest.approx(num_bytes, rel=0.01)
+    assert all(share == pytest.approx(num_bytes / 2, rel=0.01) for share in shares)

@@ -51,19 +51,25 @@ def write_checkpoint(folder: Path, dtype: torch.dtype = torch.float32) -> Stored
     return StoredComponent(subject="transformer", class_name="", config={}, tensors=tensors, folder=folder)
 
 
-def load(component: StoredComponent, precision: str, *, streams: bool) -> LingBotTransformer:
+def load(
+    component: StoredComponent, precision: str, *, streams: bool, device: torch.device = CPU
+) -> LingBotTransformer:
     """Load as a worker does; with `streams` all but the linears of the layers."""
     plan = precision_plan(precision)
     with torch.device("meta"):
         model = LingBotTransformer(config())
-    component.load_into(model, dtype=plan.linear, only=(lambda name: not is_streamed_name(name)) if streams else None)
+    component.load_into(
+        model, dtype=plan.linear, device=device, only=(lambda name: not is_streamed_name(name)) if streams else None
+    )
     model.apply_precision(plan)
     return model
 
 
-def resident(component: StoredComponent, precision: str, *, is_fused: bool) -> tuple[LingBotTransformer, Forward]:
+def resident(
+    component: StoredComponent, precision: str, *, is_fused: bool, device: torch.device = CPU
+) -> tuple[LingBotTransformer, Forward]:
     """Return a transformer with all weights, and what runs its forwards."""
-    model = load(component, precision, streams=False)
+    model = load(component, precision, streams=False, device=device)
     if not is_fused:
         return model, model
     return model, FusedForward(model, PlainOps(), quantize=model.plan.quantizes_linears)
@@ -76,14 +82,15 @@ def streamed(
     *,
     is_fused: bool,
     numbers: DeviceNumbers | None = None,
+    device: torch.device = CPU,
 ) -> tuple[LingBotTransformer, Forward, StreamedModel, str]:
     """Return a transformer that streams, what runs its forwards, the weights to close, and the description."""
-    model = load(component, precision, streams=True)
+    model = load(component, precision, streams=True, device=device)
     layer_format = None
     if is_fused:
         layer_format = FusedFormat(PlainOps(), model.plan.linear, quantize=model.plan.quantizes_linears)
     request = StreamRequest(
-        source=LayerSource(component=component, device=CPU),
+        source=LayerSource(component=component, device=device),
         settings=settings,
         numbers=numbers or DeviceNumbers(loaded_bytes=0, free_bytes=None),
         digest="golden",
@@ -103,13 +110,13 @@ def kv_spec(model: LingBotTransformer):  # type: ignore[no-untyped-def]
 
 def rollout(model: LingBotTransformer, forward: Forward) -> list[torch.Tensor]:
     """Return the flow of some chunks, the last ones past a slid window, with a prompt that changes on the way."""
-    cache = KVCache(kv_spec(model), capacity=1, device="cpu", dtype=model.plan.kv)
+    cache = KVCache(kv_spec(model), capacity=1, device=model.device, dtype=model.plan.kv)
     cache.open(SESSION)
     generator = torch.Generator().manual_seed(3)
     sizes = model.config
 
     def draw(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator)
+        return torch.randn(*shape, generator=generator).to(model.device)
 
     flows = []
     with torch.inference_mode():

@@ -20,6 +20,7 @@ from offload.cache_folder import CacheFolder
 from offload.cache_manifest import CacheRequest, Validation
 from offload.errors import CacheError
 from offload.layout import TensorSpec
+from offload.mapped_memory import MappedMemory
 from offload.weight_cache import CacheEntry, WeightCache
 
 FILES = ("layer-00000.safetensors", "layer-00001.safetensors")
@@ -75,8 +76,12 @@ def _child(root: Path, case: dict[str, object]) -> int:
         entry = open_entry(cache)
     except CacheError:
         return 3
+    if "map" in case:
+        # Every page is touched, so that it counts as this process's.
+        mapped = MappedMemory.of_file(Path(str(case["map"])))
+        mapped.bytes.sum()
     if "hold_s" in case:
-        Path(str(case["ready"])).touch()
+        Path(f"{case['ready']}.{os.getpid()}").touch()
         time.sleep(float(str(case["hold_s"])))
     return 1 if entry.was_built else 0
 

@@ -19,7 +19,7 @@ from worldmodel.errors import LoadFailed
 from worldmodel.lingbot.streaming_plan import DeviceNumbers
 from worldmodel.offload_settings import OffloadSettings
 
-FORMS = [("fp32", False), ("fp32", True), ("bf16", True), ("official", False), ("fp8", True), ("fp8_kv", True)]
+FORMS = [("fp32", False), ("fp32", True), ("bf16", True), ("official", False), ("fp8_kv", True)]
 """Precision plans, and whether their layers are fused."""
 
 
@@ -115,7 +115,7 @@ def test_the_checkpoints_own_bytes_can_be_streamed(
     ("precision", "reason"),
     [
         ("bf16", r"host weights .* can't be used: stored as torch\.float32, computed with as torch\.bfloat16"),
-        ("fp8", "can't be used: mapped checkpoint with float8 linears"),
+        ("fp8_kv", "can't be used: mapped checkpoint with float8 linears"),
     ],
 )
 def test_a_checkpoint_that_cannot_be_mapped_stops_the_start_or_becomes_ordinary(
@@ -215,7 +215,7 @@ def test_old_entries_make_room_but_never_the_one_in_use(
     wish = {"host": "runtime_cache", "cache_folder": str(cache_folder)}
     streamed(checkpoints["float32"], "fp32", settings(**wish), is_fused=False)[2].close()
 
-    weights = streamed(checkpoints["float32"], "fp8", settings(**wish, cache_max_bytes=0), is_fused=True)[2]
+    weights = streamed(checkpoints["float32"], "bf16", settings(**wish, cache_max_bytes=0), is_fused=True)[2]
 
     assert len(list((cache_folder / "entries").iterdir())) == 1
     weights.close()
