@@ -53,9 +53,13 @@ class Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """Bytes that a configuration takes: on the device for one session, on the host, and page-locked of those."""
+    """Bytes that a configuration takes: on the device for one session, on the host, and page-locked of those.
+
+    `session_bytes` is the part of `device_bytes` beside weights and libraries.
+    """
 
     device_bytes: int
+    session_bytes: int
     host_bytes: int
     locked_bytes: int
 
@@ -142,11 +146,20 @@ def _check_device_memory(start: StartWorker, needs: Needs) -> Iterator[Check]:
     expected = f"{bytes_text(needs.device_bytes)} for weights and one session"
     if torch.device(start.device).type != "cuda":
         yield _memory_check("memory for the model", expected, _available_bytes(), needs.device_bytes)
+        if start.memory_bytes is not None:
+            yield _check_session_budget(start.memory_bytes, needs)
         return
     free_bytes, total_bytes = torch.cuda.mem_get_info(start.device)
     status = Status.OK if free_bytes >= needs.device_bytes else Status.FAIL
     found = f"{bytes_text(free_bytes)} free of {bytes_text(total_bytes)}"
     yield Check(status=status, name="device memory", expected=expected, found=found)
+
+
+def _check_session_budget(allowed_bytes: int, needs: Needs) -> Check:
+    status = Status.OK if allowed_bytes >= needs.session_bytes else Status.FAIL
+    expected = f"{bytes_text(needs.session_bytes)} for one session"
+    found = f"{bytes_text(allowed_bytes)} allowed by kvcache.cpu_memory_bytes"
+    return Check(status=status, name="memory for sessions", expected=expected, found=found)
 
 
 def _check_host_memory(needs: Needs) -> Check:

@@ -50,7 +50,12 @@ def _dreamzero(start: StartWorker, device: torch.device | None) -> tuple[str, tu
     )
     device_bytes = sum(found.memory[name] for name in (*weights, "first_session_bytes"))
     context_bytes = CONTEXT_BYTES if start.device.startswith("cuda") else 0
-    needs = Needs(device_bytes=device_bytes + context_bytes, host_bytes=STAGING_BYTES, locked_bytes=0)
+    needs = Needs(
+        device_bytes=device_bytes + context_bytes,
+        session_bytes=found.memory["first_session_bytes"],
+        host_bytes=STAGING_BYTES,
+        locked_bytes=0,
+    )
     return _describe(found), found.problems, needs
 
 
@@ -82,6 +87,7 @@ def _needs(found: Inspection, *, is_cuda: bool) -> Needs:
     off_device = found.memory["text_encoder_on_host_bytes"]
     return Needs(
         device_bytes=device_bytes + (CONTEXT_BYTES if is_cuda else 0),
+        session_bytes=found.memory["first_session_bytes"],
         host_bytes=STAGING_BYTES + off_device,
         locked_bytes=off_device if found.geometry["text_encoder_placement"] == TextPlacement.STREAMED else 0,
     )

@@ -55,6 +55,12 @@ def test_a_tiny_model_on_the_cpu_is_fine() -> None:
     assert set(found) == {"torch", "device", "checkpoint", "memory for the model", "host memory", "memlock"}
 
 
+def test_what_sessions_may_take_on_the_cpu_is_compared_with_what_one_takes() -> None:
+    found = checks(start(memory_bytes=2**31))["memory for sessions"]
+    assert (found.status, found.found) == (Status.OK, "2.1 GB allowed by kvcache.cpu_memory_bytes")
+    assert checks(start(memory_bytes=10**6))["memory for sessions"].status is Status.FAIL
+
+
 def test_the_full_model_on_a_large_card(card: SimpleNamespace) -> None:
     found = checks(start(**FULL))
     assert {found[name].status for name in ("torch", "device", "checkpoint", "device memory", "host memory")} == {
