@@ -117,11 +117,12 @@ class _ClipWriter:
 def _write_latents(path: Path, latents: list[npt.NDArray[np.generic]]) -> None:
     """Write `latents` [channels, latent frames, height, width] float32, all chunks joined along the frames."""
     # Imported here: only this verb needs it, and the server itself has no tensors.
-    from safetensors.numpy import save_file
+    from safetensors.numpy import save
 
     partial = partial_of(path)
     try:
-        save_file({"latents": np.ascontiguousarray(np.concatenate(latents, axis=1))}, str(partial))
+        # The library's own `save_file` makes files that only their owner may read.
+        partial.write_bytes(save({"latents": np.ascontiguousarray(np.concatenate(latents, axis=1))}))
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)

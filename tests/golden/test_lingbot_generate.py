@@ -54,6 +54,8 @@ noise_layout = "official_whole_clip"
 def test_lingbot_generate_gives_the_golden_latents(clip: Path) -> None:
     golden = tensors("case9_end_to_end_official")["latents"]
     assert_close(load_file(clip / "latents.safetensors")["latents"], golden, TOLERANCE, "latents")
+    modes = {(clip / name).stat().st_mode for name in ("latents.safetensors", "clip.mp4")}
+    assert len(modes) == 1, "who may read the video may read the latents"
 
 
 def test_lingbot_generate_gives_the_golden_video(clip: Path) -> None:
