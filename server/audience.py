@@ -15,6 +15,7 @@ from server.chunks import ReadyChunk
 from server.errors import ErrorCode, ServerError, Unavailable
 from server.media.formats import EncodedChunk
 from server.metrics import Metrics
+from server.session import Session
 from server.wire.messages import (
     DropReason,
     ErrorMessage,
@@ -146,4 +147,11 @@ def error_message(error: ServerError) -> ErrorMessage:
         fatal=error.kind.fatal,
         event_id=error.event_id,
         request_id=error.request_id,
+    )
+
+
+def state_message(session: Session[EncodedChunk], reason: str | None = None) -> SessionStateMessage:
+    """Build the `session.state` message of a session."""
+    return SessionStateMessage(
+        session_id=session.session_id, state=session.state, epoch=session.epoch, run=session.run, reason=reason
     )

@@ -52,6 +52,14 @@ class Resend(Generic[EncodedT]):
     num_lost_chunks: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumePoint:
+    """Where a client wants to go on; `run` None means the run it was last sent."""
+
+    last_chunk_index: int
+    run: int | None
+
+
 class KeptChunks(Generic[EncodedT]):
     """The last ready chunks of a run, at most `max_chunks`."""
 

@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response, Streami
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from server.actor import SessionActor, StartImage
+from server.actor import SessionActor
 from server.dialects.world_messages import check_protocol
 from server.errors import BadInput, ErrorCode, ServerError, UnknownId
 from server.health import not_ready_reason, server_info
@@ -32,7 +32,7 @@ from server.rest_requests import (
     read_model,
 )
 from server.starting import check_start
-from server.uploads import MIME_TYPES
+from server.uploads import MIME_TYPES, StartImage
 from server.wire.messages import SessionState
 from server.wire.rest import (
     CreateSession,

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from server.actor import ActorServices, SessionActor, StartImage
+from server.actor import SessionActor
+from server.actor_services import ActorServices
 from server.admission import Place
 from server.config import ServerConfig
 from server.errors import ErrorCode, ServerError, from_worker
@@ -18,6 +19,7 @@ from server.media.encoder import EncoderFailed
 from server.media.formats import StreamEncoder, create_stream_encoder
 from server.recorder import Recorders, SessionRecorder
 from server.session import Session, SessionRules
+from server.uploads import StartImage
 from server.wire.messages import Pacing, StreamFormat
 from worldmodel.errors import OutcomeUnknown, RequestRefused, WorldModelError
 from worldmodel.messages import CloseSession, ModelInfo, OpenSession, RequestId, SessionId

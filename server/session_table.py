@@ -9,7 +9,8 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import assert_never
 
-from server.actor import ActorServices, SessionActor
+from server.actor import SessionActor
+from server.actor_services import ActorServices
 from server.admission import Admission, Place, PositionFn
 from server.clock import Clock, wait_until
 from server.config import ServerConfig

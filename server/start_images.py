@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from server.actor import StartImage
 from server.config import LimitsSection, ModelSection
 from server.errors import BadInput, ErrorCode, UnknownId
 from server.event_log import image_digest
-from server.uploads import RawImage, UploadStore, decode_base64, decode_image
+from server.uploads import RawImage, StartImage, UploadStore, decode_base64, decode_image
 from server.wire.messages import ImageBase64, ImageName, ImageReference, ImageUpload
 from server.wire.messages import StartImage as StartImageOffer
 

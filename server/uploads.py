@@ -34,6 +34,15 @@ class RawImage:
     pixels: bytes
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartImage:
+    """A start image as a file, decoded, and the SHA-256 of the file."""
+
+    file: bytes
+    raw: RawImage
+    sha256: str
+
+
 class UploadStore:
     """Keeps uploaded images for sessions to come, at most `max_uploads`; the least recently used goes first.
 

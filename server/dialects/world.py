@@ -15,9 +15,9 @@ from functools import partial
 
 from starlette.websockets import WebSocket
 
-from server.actor import ResumePoint, SessionActor
+from server.actor import SessionActor
 from server.audience import error_message
-from server.chunks import ReadyChunk
+from server.chunks import ReadyChunk, ResumePoint
 from server.context import ServerContext
 from server.dialects.opening import LARGE_TEXT_CHARS, Beginning, StartTimer, serve_dialog
 from server.dialects.spectator import SpectatorDialog

@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
-from server.actor import SessionActor, StartImage
+from server.actor import SessionActor
 from server.config import SessionSection
 from server.errors import ErrorCode, Unavailable
 from server.session import Phase
 from server.session_opener import NewSession
-from server.uploads import RawImage
+from server.uploads import RawImage, StartImage
 from server.wire.messages import Pacing, StreamFormat
 from tests.support.contract_client import LoopClient, LoopServer, loop_serving
 from tests.support.contract_worker import ContractWorker, Fate
