@@ -77,6 +77,7 @@ class ClientSession:
         self._run = 0
         self._last_chunk_index = -1
         self._chunks_are_lost = False
+        self._has_failed = False
         self._init = b""
         self._fatal: ErrorMessage | None = None
         self._ended = asyncio.Event()
@@ -318,8 +319,12 @@ class ClientSession:
             failed = SessionFailed(message.reason or "the session failed")
             self._receipts.drop_all(DropReason.FAILED, queued_only=True)
             self._fail_requests(failed)
-            self.buffer.put(failed)
+            # It is told again to who asks for a pause; whoever takes chunks hears of each failure once.
+            if not self._has_failed:
+                self.buffer.put(failed)
+            self._has_failed = True
             return
+        self._has_failed = False
         for done, answer in list(self._requests):
             if done(message) and not answer.done():
                 answer.set_result(None)

@@ -142,6 +142,22 @@ async def test_a_failed_session_raises_after_its_chunks_and_can_be_reset(server:
         assert indices(await take(world, 2)) == [(1, 0), (1, 1)]
 
 
+async def test_a_failure_that_is_told_twice_is_raised_once(server: StandinServer, connect: Any) -> None:
+    server.behaviour.ignore = {"session.pause"}
+    async with connect() as world:
+        await server.until(lambda: server.world.made == 2)
+        await server.fail("chunk 2 could not be made")
+        pause = asyncio.create_task(world.pause())
+        await server.until(lambda: bool(server.sent("session.pause")))
+        await server.fail("chunk 2 could not be made")
+        with pytest.raises(SessionFailed):
+            await pause
+        with pytest.raises(SessionFailed):
+            await take(world, 3)
+        await world.reset()
+        assert indices(await take(world, 2)) == [(1, 0), (1, 1)]
+
+
 async def test_a_refused_request_is_a_typed_error(server: StandinServer, connect: Any) -> None:
     server.behaviour.ignore = {"session.pause"}
     async with connect() as world:
