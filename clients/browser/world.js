@@ -38,6 +38,8 @@ export class World {
     this.reportDelay = new ReportDelay();
     /** @type {{run: number, chunkIndex: number} | null}  A report that waits for the next chunk to arrive. */
     this._heldReport = null;
+    /** Last chunk of the run that was reported in this epoch. */
+    this._reportedChunk = -1;
     this._tracker = new AppliedTracker();
     this._sender = new ControlSender({
       send: (transitions) => this._sendControls(transitions),
@@ -226,13 +228,18 @@ export class World {
     this._releaseReport();
   }
 
+  /** Report as far as it is time to. A chunk that was passed over is behind the viewer, too. */
   _releaseReport() {
     if (this._heldReport === null || this.session === null) return;
     const { run, chunkIndex } = this._heldReport;
+    if (run !== this.run) {
+      this._heldReport = null;
+      return;
+    }
     const ahead = Math.min(1, this.session.limits.lead_chunks);
-    if (run === this.run && this._receivedChunk < chunkIndex + ahead) return;
-    this._heldReport = null;
-    this._report(run, chunkIndex);
+    const inTurn = Math.min(chunkIndex, this._receivedChunk - ahead);
+    if (inTurn === chunkIndex) this._heldReport = null;
+    if (inTurn > this._reportedChunk) this._report(run, inTurn);
   }
 
   /**
@@ -242,6 +249,7 @@ export class World {
    */
   _report(run, chunkIndex) {
     if (run !== this.run || this.epoch < 0) return;
+    this._reportedChunk = chunkIndex;
     const bufferedMs = this._player.bufferedS * 1000;
     this._send(protocol.playbackMessage({ epoch: this.epoch, run, chunkIndex, bufferedMs }));
   }
@@ -311,6 +319,7 @@ export class World {
   _clearEvents() {
     this.reportDelay.reset();
     this._heldReport = null;
+    this._reportedChunk = -1;
     this._tracker.reset();
     this._sender.discard();
     this._promptEvents.clear();

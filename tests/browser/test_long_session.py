@@ -30,6 +30,7 @@ KEEPS = """((app) => [
   app.world.walk.trail.length,
   app.viewer.linkCard._notes.length,
   app.player.bufferedS,
+  app.world.shown.chunkIndex,
 ])(window.worldserve)"""
 
 
@@ -41,14 +42,16 @@ class Watch:
     devtools: Any
     num_bytes: list[int] = field(default_factory=list)
     delays_s: list[float] = field(default_factory=list)
-    most_kept: list[float] = field(default_factory=lambda: [0.0] * 5)
+    chunk_indexes: list[int] = field(default_factory=list)
+    most_kept: list[float] = field(default_factory=lambda: [0.0] * 4)
 
     def sample(self) -> None:
         self.devtools.send("HeapProfiler.collectGarbage")
         usage = self.devtools.send("Runtime.getHeapUsage")
         self.num_bytes.append(int(usage["usedSize"] + usage["backingStorageSize"]))
-        kept = self.page.page.evaluate(KEEPS)
-        self.delays_s.append(kept[4])
+        *kept, delay_s, chunk_index = self.page.page.evaluate(KEEPS)
+        self.delays_s.append(delay_s)
+        self.chunk_indexes.append(chunk_index)
         self.most_kept = [max(pair) for pair in zip(kept, self.most_kept, strict=True)]
 
 
@@ -81,13 +84,14 @@ def test_a_long_session_stays_flat_and_near_the_live_edge(browser: Browser) -> N
         for watch in watches:
             early_bytes, late_bytes = (statistics.median(part) for part in fifths(watch.num_bytes))
             early_s, late_s = (statistics.median(part) for part in fifths(watch.delays_s))
-            print(
-                f"bytes {early_bytes} -> {late_bytes}, delay {early_s:.3f} s -> {late_s:.3f} s, most {watch.most_kept}"
-            )
+            early_chunks, late_chunks = (part[-1] - part[0] for part in fifths(watch.chunk_indexes))
+            print(f"bytes {early_bytes} -> {late_bytes}, delay {early_s:.3f} s -> {late_s:.3f} s")
+            print(f"chunks in a fifth {early_chunks} -> {late_chunks}, most kept {watch.most_kept}")
+            assert min(early_chunks, late_chunks) > 0.5 * 60 * MINUTES / 5 / CHUNK_S
             assert late_bytes - early_bytes < MAX_GROWTH_BYTES
             assert late_s < early_s + CHUNK_S
             assert late_s < 3 * CHUNK_S
-            segments, fragments, trail, notes, _ = watch.most_kept
+            segments, fragments, trail, notes = watch.most_kept
             assert segments < 15 / CHUNK_S
             assert fragments < 1500
             assert trail <= 2000

@@ -30,6 +30,7 @@ def test_settings_act_at_once_and_outlive_a_reload(page: WatchedPage) -> None:
     page.page.click("#settings >> text=Done")
     assert page.page.locator("#pad-move").is_hidden()
     page.page.click("#hud summary")
+    page.wait("!app.viewer.settings.values.numbers")
     page.page.reload()
     page.wait_for_picture()
     assert page.read(GROUND) == LIGHT
