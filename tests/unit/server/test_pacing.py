@@ -137,6 +137,16 @@ def test_a_client_that_lost_chunks_must_get_them_before_new_ones() -> None:
     assert it.opens_at(4, 1.0) == 1.0
 
 
+@pytest.mark.parametrize("mode", [Pacing.PLAYBACK, Pacing.CLOCK])
+def test_a_client_that_comes_back_may_have_lost_its_buffer(mode: Pacing) -> None:
+    it = gate(mode)
+    for chunk_index in range(2):
+        deliver(it, chunk_index)
+    assert it.deadline() == 2.0
+    it.resume(1, 0.5)
+    assert it.deadline() == 0.5
+
+
 @pytest.mark.parametrize("mode", Pacing)
 def test_a_new_run_starts_from_nothing(mode: Pacing) -> None:
     it = gate(mode)

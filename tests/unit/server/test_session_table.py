@@ -106,6 +106,23 @@ def test_what_a_client_sends_while_it_waits_is_bounded() -> None:
     run_virtual(main())
 
 
+def test_nobody_is_given_up_while_a_place_is_on_its_way() -> None:
+    async def main() -> None:
+        async with loop_serving(small_worker(2)) as server:
+            leaving, parking = await server.started(), await server.started()
+            parked = server.table.find(parking.ledger.session_id, None)
+            queued = server.client()
+            queued.start()
+            await queued.expect("session.queued", position=1)
+            leaving.send("session.close")
+            await leaving.expect("session.state", state="closing")
+            await parking.leave()
+            await queued.expect("session.started")
+            assert parked.session.phase is Phase.ACTIVE
+
+    run_virtual(main())
+
+
 # ---------------------------------------------------------------- room
 
 
