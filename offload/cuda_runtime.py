@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
@@ -48,12 +49,16 @@ class _PointerAttributes(ctypes.Structure):
 
 
 class LoadedCudaRuntime:
-    """The runtime of this process. Raises `RegistrationFailed` where torch has loaded none."""
+    """The runtime of this process. Calls raise `RegistrationFailed` where torch has loaded none."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._library = ctypes.CDLL(_loaded_library())
-        self._library.cudaGetErrorString.restype = ctypes.c_char_p
+
+    @cached_property
+    def _library(self) -> ctypes.CDLL:
+        library = ctypes.CDLL(_loaded_library())
+        library.cudaGetErrorString.restype = ctypes.c_char_p
+        return library
 
     def register(self, address: int, num_bytes: int, *, is_read_only: bool) -> int:
         flags = REGISTER_READ_ONLY if is_read_only else 0

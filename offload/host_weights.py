@@ -9,7 +9,6 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from offload.host_plan import Binding
@@ -73,7 +72,9 @@ def mapped_part(layout: FlatLayout, bindings: Mapping[str, Binding], files: Mapp
                 )
             )
             start_byte += stored.num_bytes
-    return HostPart(pieces=tuple(_merge(pieces)))
+    part = HostPart(pieces=tuple(_merge(pieces)))
+    check_no_overlap(part)
+    return part
 
 
 def _merge(pieces: Sequence[HostPiece]) -> Iterable[HostPiece]:
@@ -125,10 +126,3 @@ def copy_plainly(part: HostPart, buffer: Tensor) -> None:
     """Copy a part to a buffer of the host or, waiting for it, of a device: the twin of every faster way."""
     for piece in part.pieces:
         buffer[piece.buffer_start_byte : piece.buffer_start_byte + piece.num_bytes].copy_(piece.source)
-
-
-def read_part(layout: FlatLayout, part: HostPart) -> dict[str, Tensor]:
-    """Return copies of a part's tensors on the host."""
-    flat = torch.zeros(layout.num_bytes, dtype=torch.uint8)
-    copy_plainly(part, flat)
-    return layout.views(flat)

@@ -58,6 +58,15 @@ def own_share(layout: FlatLayout, tensors: Mapping[str, Tensor], sharing: Sharin
     return HostPart(pieces=(piece,))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RankGroups:
+    """The process groups of ranks that share weights out: one for the device, one for host memory (gloo)."""
+
+    sharing: Sharing
+    device_group: dist.ProcessGroup
+    host_group: dist.ProcessGroup
+
+
 class ShardedCopies:
     """Copy the own share with another transport, then gather all shares on the device, on the stream of the copies.
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Protocol
 
@@ -28,6 +28,7 @@ from offload.host_weights import HostPart, copy_plainly, mapped_part, own_part
 from offload.layout import FlatLayout
 from offload.mapped_memory import MappedMemory
 from offload.residency import NUM_SLOTS, ResidencyPlan
+from offload.sharded import RankAgreement, RankGroups, ShardedCopies, Sharing, own_share
 from offload.streamer import RESIDENT, LayerStreamer, LayerWeights
 from offload.transports import DirectCopies, StagedCopies, Transport
 
@@ -98,10 +99,12 @@ class HostLayers:
 # ------------------------------------------------------------ host memory
 
 
-def make_ordinary(layers: ModelLayers, residency: ResidencyPlan, progress: Progress | None = None) -> HostLayers:
+def make_ordinary(
+    layers: ModelLayers, residency: ResidencyPlan, progress: Progress | None = None, sharing: Sharing | None = None
+) -> HostLayers:
     """Load layer by layer; what is streamed goes to memory of this process, what is resident stays.
 
-    The device holds one layer at a time beside the resident ones.
+    The device holds one layer at a time beside the resident ones. With `sharing` only this rank's share is kept.
     """
     host: dict[str, dict[int, HostPart]] = {name: {} for name in residency.parts}
     for index in range(layers.num_layers):
@@ -110,7 +113,9 @@ def make_ordinary(layers: ModelLayers, residency: ResidencyPlan, progress: Progr
             if index in plan.resident:
                 layers.bind(index, name, made[name])
             else:
-                host[name][index] = own_part(layers.layouts[name], made[name])
+                layout = layers.layouts[name]
+                part = own_part(layout, made[name]) if sharing is None else own_share(layout, made[name], sharing)
+                host[name][index] = part
                 layers.bind(index, name, without_memory(layers.layouts[name]))
         if progress is not None:
             progress((index + 1) / layers.num_layers, f"layer {index + 1} of {layers.num_layers}")
@@ -282,22 +287,46 @@ def stream_model(
     wish: TransferWish,
     device: torch.device,
     runtime: CudaHostRuntime | None = None,
+    groups: RankGroups | None = None,
 ) -> StreamedModel:
-    """Make the streamers of all parts and bind streamed layers to their places. Raises what `choose_transfer` does."""
+    """Make the streamers of all parts and bind streamed layers to their places. Raises what `choose_transfer` does.
+
+    With `groups` this rank copies its share of every layer, and nothing else of `host` is used or locked; all ranks
+    must have the same residency.
+    """
+    if groups is not None:
+        host = take_shares(host, layers.layouts, groups.sharing)
     chosen = choose_transfer(wish, host, device, runtime)
-    return StreamedModel(residency, host, chosen, make_streamers(layers, host.parts, chosen.transport, device))
+    return StreamedModel(residency, host, chosen, make_streamers(layers, host.parts, chosen.transport, device, groups))
+
+
+def take_shares(host: HostLayers, layouts: Mapping[str, FlatLayout], sharing: Sharing) -> HostLayers:
+    """Return what a rank has to copy of host layers, which may be whole or its share already."""
+    parts = {
+        name: {index: part.share(*sharing.bounds(layouts[name].num_bytes)) for index, part in layers.items()}
+        for name, layers in host.parts.items()
+    }
+    return replace(host, parts=parts)
 
 
 def make_streamers(
-    layers: ModelLayers, host: Mapping[str, Mapping[int, HostPart]], transport: Transport, device: torch.device
+    layers: ModelLayers,
+    host: Mapping[str, Mapping[int, HostPart]],
+    transport: Transport,
+    device: torch.device,
+    groups: RankGroups | None = None,
 ) -> dict[str, LayerStreamer]:
     """Return a streamer for every part that has streamed layers, which are bound to their places in its buffers."""
+    agreement = None
+    if groups is not None:
+        transport = ShardedCopies(transport, groups.sharing, groups.device_group)
+        agreement = RankAgreement(groups.sharing, groups.host_group)
     stream = torch.cuda.Stream(device) if device.type == "cuda" else None
     streamers = {}
     for name, parts in host.items():
         if parts:
             queue: CopyQueue = HostQueue() if stream is None else CudaQueue(stream, NUM_SLOTS)
-            streamers[name] = LayerStreamer(layers.layouts[name], parts, transport, queue, device)
+            streamers[name] = LayerStreamer(layers.layouts[name], parts, transport, queue, device, agreement)
             for index in parts:
                 layers.bind(index, name, streamers[name].tensors(index))
     return streamers

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -16,8 +17,11 @@ import torch.distributed as dist
 
 from offload.copy_queue import HostQueue
 from offload.errors import CopyFailed, RanksDisagree
-from offload.layout import TensorSpec, flat_layout
-from offload.sharded import RankAgreement, ShardedCopies, Sharing, own_share
+from offload.host_plan import Recipe
+from offload.layout import FlatLayout, TensorSpec, flat_layout
+from offload.residency import LayerPart, plan_residency
+from offload.sharded import RankAgreement, RankGroups, ShardedCopies, Sharing, own_share
+from offload.streamed_model import Transfer, TransferWish, make_ordinary, stream_model
 from offload.streamer import LayerStreamer
 from offload.transports import DirectCopies
 
@@ -50,6 +54,41 @@ def run_pass(streamer: LayerStreamer, *, fails_at: int | None = None) -> bool:
     return is_whole
 
 
+class Layers:
+    """Implements `ModelLayers` with one part."""
+
+    num_layers = NUM_LAYERS
+    layouts: Mapping[str, FlatLayout] = {"forward": LAYOUT}
+
+    def __init__(self) -> None:
+        self.bound: dict[int, Mapping[str, torch.Tensor]] = {}
+
+    def make(self, index: int) -> Mapping[str, Mapping[str, torch.Tensor]]:
+        return {"forward": layer_tensors(index)}
+
+    def bind(self, index: int, part: str, tensors: Mapping[str, torch.Tensor]) -> None:
+        self.bound[index] = tensors
+
+    def recipes(self, index: int, part: str) -> Sequence[Recipe]:
+        return ()
+
+
+def run_model(groups: RankGroups, *, residents: int) -> bool:
+    """Share a whole model out; return whether two passes see every layer whole."""
+    cpu, layers = torch.device("cpu"), Layers()
+    part = LayerPart(name="forward", layer_bytes=LAYOUT.num_bytes, uses_per_chunk=5)
+    residency = plan_residency([part], NUM_LAYERS, (2 + residents) * LAYOUT.num_bytes)
+    host = make_ordinary(layers, residency, sharing=groups.sharing)
+    model = stream_model(layers, residency, host, TransferWish(transfer=Transfer.STAGED), cpu, groups=groups)
+    is_whole = True
+    for index in [*range(NUM_LAYERS)] * 2:
+        with model.weights("forward").layer(index):
+            tensors = layers.bound[index]
+            is_whole &= all(torch.equal(tensors[name], value) for name, value in layer_tensors(index).items())
+    model.close()
+    return is_whole
+
+
 def run_rank(folder: Path, rank: int, num_ranks: int) -> dict[str, object]:
     """Share the layers out, run passes, fail on the last rank alone, and go on."""
     store = dist.FileStore(str(folder / "store"), num_ranks)
@@ -57,6 +96,7 @@ def run_rank(folder: Path, rank: int, num_ranks: int) -> dict[str, object]:
     group = dist.group.WORLD
     assert group is not None
     sharing = Sharing(rank=rank, num_ranks=num_ranks)
+    groups = RankGroups(sharing=sharing, device_group=group, host_group=group)
     host = {index: own_share(LAYOUT, layer_tensors(index), sharing) for index in range(NUM_LAYERS)}
     streamer = LayerStreamer(
         LAYOUT,
@@ -81,6 +121,7 @@ def run_rank(folder: Path, rank: int, num_ranks: int) -> dict[str, object]:
         found["after failure"] = type(error).__name__
     found["recovered"] = run_pass(streamer)
     streamer.close()
+    found["model"] = run_model(groups, residents=2) and run_model(groups, residents=0)
     dist.destroy_process_group()
     return found
 

@@ -9,8 +9,8 @@ import torch
 
 from offload.errors import OffloadError
 from offload.host_plan import Binding, StoredTensor
-from offload.host_weights import HostPart, HostPiece, check_no_overlap, copy_plainly, mapped_part, own_part, read_part
-from offload.layout import TensorSpec, flat_layout
+from offload.host_weights import HostPart, HostPiece, check_no_overlap, copy_plainly, mapped_part, own_part
+from offload.layout import FlatLayout, TensorSpec, flat_layout
 from offload.mapped_memory import MappedMemory
 
 SPECS = (
@@ -21,6 +21,12 @@ SPECS = (
 
 def random_tensors() -> dict[str, torch.Tensor]:
     return {spec.name: torch.randn(spec.shape) for spec in SPECS}
+
+
+def read_part(layout: FlatLayout, part: HostPart) -> dict[str, torch.Tensor]:
+    flat = torch.zeros(layout.num_bytes, dtype=torch.uint8)
+    copy_plainly(part, flat)
+    return layout.views(flat)
 
 
 def file_of(tensors: dict[str, torch.Tensor], file: Path, *, gap: int = 0) -> dict[str, Binding]:
