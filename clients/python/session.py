@@ -39,6 +39,7 @@ from server.wire.messages import (
     SessionClosedMessage,
     SessionEvent,
     SessionQueued,
+    SessionReset,
     SessionResume,
     SessionStart,
     SessionStarted,
@@ -66,6 +67,15 @@ class SessionSettings:
     sleep: Callable[[float], Awaitable[object]]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Request:
+    """A message that a state answers."""
+
+    model: type[WireModel]
+    done: Callable[[SessionStateMessage], bool]
+    answer: asyncio.Future[None]
+
+
 class ClientSession:
     """One session on a server. `start` first, `stop` last; `buffer` is where chunks arrive."""
 
@@ -82,7 +92,7 @@ class ClientSession:
         self._fatal: ErrorMessage | None = None
         self._ended = asyncio.Event()
         self._receipts = ReceiptBook()
-        self._requests: list[tuple[Callable[[SessionStateMessage], bool], asyncio.Future[None]]] = []
+        self._requests: list[_Request] = []
         self._reader: asyncio.Task[None] | None = None
         self.buffer = ChunkBuffer(settings.max_buffered_chunks)
         self.queue_position: int | None = None
@@ -174,7 +184,7 @@ class ClientSession:
             raise LinkLost("the link is down, the session is being resumed")
         text = self._checked(model, fields)
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        entry = (done, answer)
+        entry = _Request(model=model, done=done, answer=answer)
         self._requests.append(entry)
         try:
             with self.buffer.unbounded():
@@ -318,16 +328,17 @@ class ClientSession:
         if message.state is SessionState.FAILED:
             failed = SessionFailed(message.reason or "the session failed")
             self._receipts.drop_all(DropReason.FAILED, queued_only=True)
-            self._fail_requests(failed)
-            # It is told again to who asks for a pause; whoever takes chunks hears of each failure once.
+            # A session that has failed says so again to who asks for a pause. That is no news of a reset on its way,
+            # and whoever takes chunks hears of each failure once.
+            self._fail_requests(failed, but=SessionReset if self._has_failed else None)
             if not self._has_failed:
                 self.buffer.put(failed)
             self._has_failed = True
             return
         self._has_failed = False
-        for done, answer in list(self._requests):
-            if done(message) and not answer.done():
-                answer.set_result(None)
+        for request in list(self._requests):
+            if request.done(message) and not request.answer.done():
+                request.answer.set_result(None)
 
     def _on_error(self, error: ErrorMessage) -> None:
         """Hand an error to whom it answers; fatal ones say why the connection is about to end."""
@@ -339,16 +350,16 @@ class ClientSession:
             return
         if self._receipts.refused(error):
             return
-        pending = next((answer for _, answer in self._requests if not answer.done()), None)
+        pending = next((request.answer for request in self._requests if not request.answer.done()), None)
         if pending is not None and error.code != "bad_playback":
             pending.set_exception(Refused(error))
         else:
             logger.warning("the server reports %s: %s", error.code, error.message)
 
-    def _fail_requests(self, error: WorldClientError) -> None:
-        for _, answer in self._requests:
-            if not answer.done():
-                answer.set_exception(error)
+    def _fail_requests(self, error: WorldClientError, *, but: type[WireModel] | None = None) -> None:
+        for request in self._requests:
+            if request.model is not but and not request.answer.done():
+                request.answer.set_exception(error)
 
     def _lose(self, error: WorldClientError) -> None:
         """End the session with an error that whoever takes chunks will see."""

@@ -15,7 +15,7 @@ from clients.python import (
     SessionFailed,
     SessionLost,
 )
-from server.wire.messages import ErrorMessage
+from server.wire.messages import ErrorMessage, SessionState, SessionStateMessage
 from tests.support.client_standin_server import FIRST_FRAMES, FRAMES, StandinServer
 from tests.support.python_client import FakeTime, indices, take
 
@@ -143,19 +143,25 @@ async def test_a_failed_session_raises_after_its_chunks_and_can_be_reset(server:
 
 
 async def test_a_failure_that_is_told_twice_is_raised_once(server: StandinServer, connect: Any) -> None:
-    server.behaviour.ignore = {"session.pause"}
+    server.behaviour.ignore = {"session.pause", "session.reset"}
     async with connect() as world:
         await server.until(lambda: server.world.made == 2)
         await server.fail("chunk 2 could not be made")
+        with pytest.raises(SessionFailed):
+            await take(world, 3)
         pause = asyncio.create_task(world.pause())
         await server.until(lambda: bool(server.sent("session.pause")))
+        reset = asyncio.create_task(world.reset())
+        await server.until(lambda: bool(server.sent("session.reset")))
         await server.fail("chunk 2 could not be made")
         with pytest.raises(SessionFailed):
             await pause
-        with pytest.raises(SessionFailed):
-            await take(world, 3)
-        await world.reset()
-        assert indices(await take(world, 2)) == [(1, 0), (1, 1)]
+        assert not reset.done()
+        active = SessionStateMessage(session_id="s-1", state=SessionState.ACTIVE, epoch=1, run=1)
+        await server.say(active)
+        await reset
+        with pytest.raises(TimeoutError):
+            await world.next_chunk(timeout_s=0)
 
 
 async def test_a_refused_request_is_a_typed_error(server: StandinServer, connect: Any) -> None:
