@@ -1,0 +1,87 @@
+"""What a served walk is compared with, and the files beside the checkpoint."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from server.config import load_config
+from server.package_files import bundled_config
+from training.demo_world import evaluation, gate, scene, served, ship
+from training.demo_world.trajectories import KEYS
+
+ROOT = Path(__file__).resolve().parents[4]
+SHIPPED = ROOT / "worldmodel" / "data" / "demo_world"
+
+
+def _script(num_chunks: int, keys: str) -> served.Script:
+    held = np.zeros((3 * num_chunks, len(KEYS)), bool)
+    held[:, [KEYS.index(key) for key in keys]] = True
+    return served.Script(start=(6.0, 3.0), heading=0.0, style=2, keys_TK=held, num_chunks=num_chunks)
+
+
+@pytest.fixture
+def poses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the renderer return what it was asked for: z of the eye in the first pixel, the style in the second."""
+
+    def render(poses: np.ndarray, styles: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(np.stack([poses[:, 2], styles], axis=1))
+
+    monkeypatch.setattr(scene, "render", render)
+
+
+@pytest.mark.usefixtures("poses")
+@pytest.mark.parametrize("first_chunk", [0, 1, 2])
+def test_the_truth_begins_where_the_keys_acted(first_chunk: int) -> None:
+    script = _script(4, "w")
+    walk = served.Walk(frames=np.empty(0, np.uint8), first_chunk=first_chunk, styles_N=np.array([2, 2, 5, 5]))
+    z, styles = served.truth(script, walk).T
+    # The first frame of the script counts as none; then each latent frame is half a metre, over four media frames.
+    moved = 0.5 * np.clip(np.arange(4 * 11 + 1) / 4 - 3 * first_chunk, 0, None)
+    np.testing.assert_allclose(z, 3.0 + moved, atol=1e-5)
+    assert list(styles) == [2] * 21 + [5] * 24
+    np.testing.assert_array_equal(served.truth(script, walk, slice(-1, None)), [[z[-1], 5]])
+
+
+def test_chunks_are_nine_media_frames_and_then_twelve() -> None:
+    slices = [served.chunk_slice(chunk) for chunk in range(3)]
+    assert [(part.start, part.stop) for part in slices] == [(0, 9), (9, 21), (21, 33)]
+
+
+def test_measures_of_pictures() -> None:
+    rng = np.random.default_rng(0)
+    sharp = rng.integers(0, 256, (2, 8, 8, 3)).astype(np.uint8)
+    grey = np.full_like(sharp, 128)
+    assert served.psnr_db(sharp, np.where(sharp < 255, sharp + 1, 254).astype(np.uint8)) == pytest.approx(
+        48.13, abs=0.01
+    )
+    assert served.edges(grey) == 0 < served.edges(sharp)
+    assert served.nearest(sharp, [grey, sharp, 255 - sharp]) == 1
+
+
+def test_the_table_shows_what_was_measured_beside_bar_and_aim() -> None:
+    text = evaluation.table({"PSNR at chunk 6, dB": 17.04, "something else": 1.0})
+    assert text.splitlines()[2:] == ["| PSNR at chunk 6, dB | 17.0 | 17.7 | 21 | 24 |"]
+
+
+def test_the_layout_beside_the_checkpoint_is_that_of_the_scene() -> None:
+    assert json.loads((SHIPPED / "layout.json").read_text()) == ship.layout()
+    objects = ship.layout()["objects"]
+    assert isinstance(objects, list)
+    assert [entry["label"] for entry in objects[:2]] == ["lighthouse", "house"]
+
+
+def test_every_style_is_offered_with_an_image_and_a_prompt_that_was_taught() -> None:
+    config = load_config(bundled_config("demo"), environment={})
+    assert [image.name for image in config.model.start_images] == list(scene.STYLES) == list(ship.STARTS)
+
+
+@pytest.mark.slow
+def test_true_pictures_of_the_quality_test_are_what_the_renderer_draws() -> None:
+    """Needs a C++ compiler."""
+    stored = gate.read_pictures(ROOT / "tests" / "golden" / "data" / "demo_world" / "walk.png")
+    assert np.abs(stored.astype(int) - gate.true_pictures()).max() <= 2
