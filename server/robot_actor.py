@@ -10,15 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
-import numpy as np
-
-from server.admission import Place
-from server.clock import Clock
 from server.errors import (
     BadInput,
     CommitMismatch,
@@ -29,31 +23,25 @@ from server.errors import (
     from_worker,
 )
 from server.logs import about
-from server.metrics import Metrics
+from server.robot_answers import actions_lost, read_actions, server_timing
+from server.robot_calls import DROPPED, FAILED, REFUSED, RobotCalls, Submission
 from server.robot_history import CallHistory
-from server.robot_metrics import RobotMetrics
-from server.robot_session import Actions, Observation, RobotAnswer, RobotCall, RobotPhase, RobotSession
-from server.scheduler import Scheduler
+from server.robot_services import RobotServices
+from server.robot_session import Observation, RobotCall, RobotPhase, RobotSession
 from server.tasks import TaskSet
 from server.ticking import TickGate, run_attempts
-from server.worker import CommittedTick, Worker
+from server.worker import CommittedTick
 from server.worker_seat import WorkerSeat
-from worldmodel.errors import OutcomeUnknown, RequestRefused, TickRolledBack, WorkerUnavailable, WorldModelError
+from worldmodel.errors import OutcomeUnknown, RequestRefused, TickRolledBack, WorldModelError
 from worldmodel.messages import (
-    ChunkMedia,
     MediaFormat,
     ResetSession,
     SessionId,
-    StageTimings,
     Tick,
-    TickCommitted,
 )
 
 EVICTED, REPLACED = "evicted", "replaced"
 """Reasons to end a session whose place is needed, by another connection or by another session of its own."""
-
-ANSWERED, REFUSED, FAILED, DROPPED = "answered", "refused", "failed", "dropped"
-"""Results of a call as the metrics count them."""
 
 log = logging.getLogger(__name__)
 
@@ -64,32 +52,6 @@ class Holder(Protocol):
     def taken_over(self, actor: RobotActor) -> None:
         """Hear that another connection has taken the session's name."""
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Submission:
-    """A call and whoever waits for it; several may wait for one call."""
-
-    call: RobotCall
-    future: asyncio.Future[RobotAnswer]
-
-    async def answer(self) -> RobotAnswer:
-        """Wait for the answer; cancelling leaves the call alone. Raises `ServerError`."""
-        return await asyncio.shield(self.future)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RobotServices:
-    """What all robot sessions share. `admit` gives a place in the worker or raises `Unavailable`."""
-
-    worker: Worker
-    scheduler: Scheduler
-    clock: Clock
-    metrics: Metrics
-    robot_metrics: RobotMetrics
-    admit: Callable[[], Coroutine[Any, Any, Place]]
-    ended: Callable[[RobotActor], None]
-    not_released: Callable[[], None]
 
 
 class RobotActor:
@@ -127,7 +89,7 @@ class RobotActor:
             new_request_id=session.new_request_id,
             take_place=services.admit,
         )
-        self._futures: dict[RobotCall, asyncio.Future[RobotAnswer]] = {}
+        self._calls = RobotCalls(services.robot_metrics)
         self._gate = TickGate()
         self._tasks = TaskSet(f"robot session {session.session_id}")
         self._closing: asyncio.Task[None] | None = None
@@ -165,21 +127,15 @@ class RobotActor:
         """Take a request for actions. A step id known already gives its call again. Raises `ServerError`."""
         now = self.active_at = self._services.clock()
         call = self.session.accept(observation, step_id=step_id, run=run, now=now)
-        future = self._futures.get(call)
-        if future is None:
-            future = asyncio.get_running_loop().create_future()
-            if call.answer is not None:
-                future.set_result(call.answer)
-            else:
-                self._futures[call] = future
+        submission = self._calls.submission(call)
         self._go_on()
-        return Submission(call=call, future=future)
+        return submission
 
     def withdraw(self, call: RobotCall) -> None:
         """Stop caring for a call: it is not computed if it has not begun."""
         if self.session.withdraw(call):
             error = BadInput(ErrorCode.SUPERSEDED, "a later request took the place of this one")
-            self._reject([call], error, DROPPED)
+            self._calls.reject([call], error, DROPPED)
 
     def _go_on(self) -> None:
         """Have what waits computed, after opening the session if it isn't."""
@@ -187,15 +143,6 @@ class RobotActor:
             self._tasks.spawn(self._open())
         else:
             self._services.scheduler.wake()
-
-    def _reject(self, calls: Iterable[RobotCall], error: ServerError, result: str) -> None:
-        for call in calls:
-            self._services.robot_metrics.calls.labels(result).inc()
-            future = self._futures.pop(call, None)
-            if future is not None and not future.done():
-                future.set_exception(error)
-                # Counted as seen: nobody has to wait for it.
-                future.exception()
 
     # ------------------------------------------------------------ opening
 
@@ -211,7 +158,7 @@ class RobotActor:
             try:
                 await self._open_in_worker()
             except ServerError as error:
-                self._reject(self.session.opening_failed(), error, FAILED)
+                self._calls.reject(self.session.opening_failed(), error, FAILED)
                 if eagerly:
                     raise
 
@@ -265,7 +212,7 @@ class RobotActor:
             return retry
         failure = from_worker(error, fallback=ErrorCode.TICK_FAILED, request_id=tick.request_id)
         if isinstance(error, RequestRefused):
-            self._reject([self.session.refuse_tick()], failure, REFUSED)
+            self._calls.reject([self.session.refuse_tick()], failure, REFUSED)
         else:
             self._fail(failure)
         return None
@@ -286,7 +233,7 @@ class RobotActor:
         """Wait for the actions of a committed chunk and hand them out, unless a reset has left them behind."""
         try:
             media, payload = await answered.media
-            actions = _read_actions(media, payload)
+            actions = read_actions(media, payload)
         except (WorldModelError, ValueError) as error:
             if self.session.in_flight is call:
                 log.error(
@@ -295,28 +242,19 @@ class RobotActor:
                     error,
                     extra=about(session_id=self.session_id, request_id=answered.committed.request_id),
                 )
-                self._fail(_actions_lost(error))
+                self._fail(actions_lost(error))
             return
         if self.session.in_flight is not call:
             return
         now = self._services.clock()
-        timing = _server_timing(call, answered.committed, media, now=now)
-        self._observe(answered.committed.timings, timing)
+        timing = server_timing(call, answered.committed, media, now=now)
+        self._services.metrics.observe_stages(answered.committed.timings, queue_ms=timing["queue_ms"])
         self.session.answered(actions, timing)
         self.history.note(call)
         self.num_steps += 1
         self.active_at = now
-        future = self._futures.pop(call)
-        assert call.answer is not None
-        future.set_result(call.answer)
+        self._calls.answer(call)
         self._services.scheduler.wake()
-
-    def _observe(self, timings: StageTimings, timing: dict[str, float]) -> None:
-        self._services.metrics.observe_stages(timings, queue_ms=timing["queue_ms"])
-        robot = self._services.robot_metrics
-        robot.calls.labels(ANSWERED).inc()
-        robot.call_s.observe(timing["total_ms"] / 1000)
-        robot.wait_s.observe(timing["queue_ms"] / 1000)
 
     # ------------------------------------------------------------ failure
 
@@ -344,7 +282,7 @@ class RobotActor:
             error.message,
             extra=about(session_id=self.session_id, request_id=error.request_id),
         )
-        self._reject(self.session.fail(error), error, FAILED)
+        self._calls.reject(self.session.fail(error), error, FAILED)
         self._tasks.spawn(self._release_failed())
 
     async def _release_failed(self) -> None:
@@ -367,7 +305,7 @@ class RobotActor:
         """Drop what waits and begin a new run between two ticks; the task raises `ServerError` if that failed."""
         self.active_at = self._services.clock()
         dropped = self.session.begin_reset()
-        self._reject(dropped, BadInput(ErrorCode.SUPERSEDED, "the session was reset"), DROPPED)
+        self._calls.reject(dropped, BadInput(ErrorCode.SUPERSEDED, "the session was reset"), DROPPED)
         return self._tasks.spawn(self._reset())
 
     async def _reset(self) -> None:
@@ -390,7 +328,7 @@ class RobotActor:
 
     def _reset_failed(self, error: ServerError) -> None:
         self._seat.state_lost = True
-        self._reject(self.session.fail(error), error, FAILED)
+        self._calls.reject(self.session.fail(error), error, FAILED)
 
     async def _empty(self) -> bool:
         """Have the worker forget the run. Returns whether the session keeps its place. Raises `ServerError`."""
@@ -419,7 +357,7 @@ class RobotActor:
         return self._closing
 
     def _drop_all(self, error: ServerError) -> None:
-        self._reject(self.session.begin_close(), error, DROPPED)
+        self._calls.reject(self.session.begin_close(), error, DROPPED)
 
     async def _close(self, reason: str) -> None:
         try:
@@ -451,33 +389,3 @@ class RobotActor:
         self.say_goodbye()
         self._tasks.cancel()
         await self._tasks.join()
-
-
-def _read_actions(media: ChunkMedia, payload: memoryview) -> Actions:
-    """Return the actions of a chunk. Raises `ValueError` if there are none."""
-    (part,) = media.parts
-    if part.format is not MediaFormat.ACTIONS:
-        raise ValueError(f"expected actions, got {part.format}")
-    return np.frombuffer(payload, "<f4").reshape(part.shape).astype(np.float32)
-
-
-def _actions_lost(error: Exception) -> ServerError:
-    if isinstance(error, WorkerUnavailable):
-        return from_worker(error, fallback=ErrorCode.TICK_FAILED)
-    return SessionFailed(ErrorCode.TICK_FAILED, "the actions of a committed chunk were lost")
-
-
-def _server_timing(call: RobotCall, committed: TickCommitted, media: ChunkMedia, *, now: float) -> dict[str, float]:
-    """Return milliseconds: in the queue, in the worker by stage, and all of it."""
-    started_at = call.arrived_at if call.started_at is None else call.started_at
-    timings = committed.timings
-    times = {
-        "queue_ms": 1000 * (started_at - call.arrived_at),
-        "infer_ms": 1000 * (now - started_at),
-        "denoise_ms": timings.denoise_ms,
-        "commit_ms": timings.commit_ms,
-        "decode_ms": timings.decode_ms,
-        "transfer_ms": media.transfer_ms,
-        "total_ms": 1000 * (now - call.arrived_at),
-    }
-    return {name: round(value, 3) for name, value in times.items()}

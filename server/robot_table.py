@@ -19,8 +19,9 @@ from server.errors import BadInput, ErrorCode, SessionFailed, Unavailable, Unkno
 from server.ids import new_session_id
 from server.logs import about
 from server.metrics import Metrics
-from server.robot_actor import EVICTED, Holder, RobotActor, RobotServices
+from server.robot_actor import EVICTED, Holder, RobotActor
 from server.robot_metrics import RobotMetrics
+from server.robot_services import RobotServices
 from server.robot_session import RobotPhase, RobotSession
 from server.session_table import SessionTable
 from server.tasks import TaskSet

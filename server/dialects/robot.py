@@ -21,7 +21,8 @@ from server.context import ServerContext
 from server.endpoint import BinaryFrame, Outbox, TextFrame, serve_socket
 from server.errors import BadInput, CloseCode, ErrorCode, NotAllowed, ServerError, Unavailable, UnknownId, from_worker
 from server.limits import check_prompt
-from server.robot_actor import EVICTED, REPLACED, RobotActor, Submission
+from server.robot_actor import EVICTED, REPLACED, RobotActor
+from server.robot_calls import Submission
 from server.robot_session import Observation, RobotAnswer
 from server.tasks import TaskSet
 from server.wire.robot_arrays import Array, pack_message
