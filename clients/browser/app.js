@@ -24,7 +24,6 @@ import { World } from './world.js';
 const MOST_PLAYER_FAILURES = 2;
 const LINK_LOST = 'The server did not answer three times. Your world waits there for a short while.';
 
-/** Errors that concern one message only and need no sheet. */
 const QUIET_ERRORS = new Set(['duplicate', 'stale']);
 
 export class App {
@@ -74,6 +73,7 @@ export class App {
         onPlace: (walk) => this.viewer.map.show(walk),
       },
     });
+    this.viewer.map.startName = () => this.start.imageName;
     this.chooser = new Chooser({ api: this.api, onBegin: (choice) => this.begin(choice) });
     this.listen();
   }
@@ -89,6 +89,7 @@ export class App {
     byId('notice').textContent = info.notice;
     byId('notice').hidden = info.notice === '';
     this.chooser.offer(info.start_images);
+    this.viewer.map.layout = await this.api.layout();
     if (this.world.isKept) {
       sheets.showWaiting('Returning to your world', 'Picking it up where you left it.', () => this.leave());
       this.connection.begin(null);

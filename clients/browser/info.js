@@ -33,6 +33,12 @@ export class ServerApi {
     return response.json();
   }
 
+  /** @returns {Promise<import('./layout.js').Layout | null>}  Null: nobody knows what lies where in this world. */
+  async layout() {
+    const response = await this._fetch('/v1/layout', {});
+    return response.json();
+  }
+
   /**
    * Ask until the model is ready.
    * @param {(info: ServerInfo | null) => void} onProgress  Null: the server could not be reached; it is asked again.

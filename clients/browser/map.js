@@ -5,6 +5,7 @@
  */
 
 import { byId } from './dom.js';
+import { drawLayout } from './layout.js';
 
 /** The map shows at least this far in each direction, in the model's units. */
 const LEAST_REACH = 0.5;
@@ -32,6 +33,10 @@ export class MapCard {
     this._canvas = /** @type {HTMLCanvasElement} */ (byId('map'));
     this._walk = /** @type {import('./walk.js').Walk | null} */ (null);
     this._reach = LEAST_REACH;
+    /** What lies where, if that is known. */
+    this.layout = /** @type {import('./layout.js').Layout | null} */ (null);
+    /** Start image that the run began with. */
+    this.startName = () => '';
     byId('map-card').addEventListener('toggle', () => this._draw());
   }
 
@@ -59,6 +64,13 @@ export class MapCard {
     // Computed colours: a canvas does not know the variables of a style sheet.
     const { color, outlineColor, borderTopColor } = getComputedStyle(this._canvas);
     drawGrid(context, size, scale, place, borderTopColor);
+    if (this.layout !== null) {
+      context.save();
+      context.scale(scale, scale);
+      context.translate(-place.x, place.z);
+      drawLayout(context, this.layout, this.startName(), place, this._reach);
+      context.restore();
+    }
     drawTrail(context, scale, place, trail, color);
     context.fillStyle = color;
     context.font = '600 10px system-ui, sans-serif';

@@ -244,3 +244,18 @@ def test_the_frame_on_screen_is_found_and_each_chunk_reported_once(modules: Watc
     )
     assert shown["seen"] == [[0, 0, True], [0, 1, False], [1, 0, True], [1, 11, False], [1, 11, False]]
     assert shown["edges"] == [None, 0.75]
+
+
+def test_places_of_a_world_are_metres_from_where_the_run_began(modules: WatchedPage) -> None:
+    found = run(
+        modules,
+        "layout.js",
+        """const layout = {metres_per_unit: 10}; const start = {x: 6, z: 9, heading_deg: 90};
+        return [m.metresOf(layout, start, {x: 0, z: 0.5}), m.metresOf(layout, start, {x: 0.1, z: 0}),
+                m.repeats(2, 12, -11, 26)];""",
+    )
+    forward, right, repeats = found
+    # Looking along x, forward is x and right is back along z.
+    assert (forward["x"], forward["z"]) == pytest.approx((11, 9))
+    assert (right["x"], right["z"]) == pytest.approx((6, 8))
+    assert repeats == [-10, 2, 14, 26]

@@ -57,6 +57,7 @@ def test_a_world_plays_is_walked_through_and_is_watched(browser: Browser, demo_u
     assert len({tuple(forward[at : at + 3]) for at in range(0, 1920, 3)}) > 50
     assert world.read("app.player.presentedFrames") > 12
     assert world.read("app.world.walk.place.z") > 0
+    assert world.read("app.viewer.map.layout.starts.day.x") == 6
     watching = WatchedPage(browser, f"{demo_url}#watch={world.read('app.world.session.watch_token')}")
     watching.wait_for_picture()
     world.page.keyboard.press("r")

@@ -140,6 +140,7 @@ class StandIn:
             Route("/static/{name}", self._page),
             Route("/v1/info", self._info),
             Route("/v1/start-images/{name}", self._image),
+            Route("/v1/layout", self._layout),
             Route("/v1/uploads", self._upload, methods=["POST"]),
             WebSocketRoute("/v1/world", self._socket),
         ]
@@ -174,6 +175,9 @@ class StandIn:
 
     async def _info(self, request: Request) -> Response:
         return JSONResponse(self.script.info)
+
+    async def _layout(self, request: Request) -> Response:
+        return FileResponse(str(files("worldmodel") / "data" / "demo_world" / "layout.json"))
 
     async def _image(self, request: Request) -> Response:
         return FileResponse(str(_picture(request.path_params["name"])))
