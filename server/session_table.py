@@ -53,6 +53,8 @@ class SessionTable:
         self._actors: dict[SessionId, SessionActor] = {}
         self._by_token: dict[ResumeToken, SessionActor] = {}
         self._by_watch_token: dict[WatchToken, SessionActor] = {}
+        # Their creators have not heard of them yet: without a socket, and yet not left alone.
+        self._unclaimed: set[SessionId] = set()
         self._endings = Endings()
         self._num_opening: dict[str | None, int] = {}
         self._admission = Admission(capacity=self._capacity, max_queued=config.session.max_queued)
@@ -186,7 +188,12 @@ class SessionTable:
             place = await self._admit(on_position)
             opening = self._tasks.spawn(self._open(request, place, owner))
             try:
-                return await asyncio.shield(opening)
+                actor = await asyncio.shield(opening)
+                self._unclaimed.discard(actor.session_id)
+                # Later, for a socket attaches as soon as this returns.
+                asyncio.get_running_loop().call_soon(self._make_room)
+                self._timers_changed.set()
+                return actor
             except asyncio.CancelledError:
                 opening.add_done_callback(self._close_unclaimed)
                 raise
@@ -202,8 +209,7 @@ class SessionTable:
         info = self._worker.info
         if self._worker.status is WorkerStatus.READY and info is not None:
             return info
-        progress = self._worker.progress
-        reason = self._worker.failure or f"the worker is {self._worker.status}"
+        progress, reason = self._worker.progress, self._worker.failure or f"the worker is {self._worker.status}"
         if progress is not None and self._worker.status is WorkerStatus.LOADING:
             reason = f"the model is loading: {progress.stage}, {progress.fraction:.0%}"
         raise Unavailable(ErrorCode.WORKER_UNAVAILABLE, reason)
@@ -213,9 +219,8 @@ class SessionTable:
         if limit is None or owner is None:
             return
         if len(self.owned_by(owner)) + self._num_opening.get(owner, 0) >= limit:
-            raise Unavailable(
-                ErrorCode.TOO_MANY_SESSIONS, f"this token has {limit} sessions (limits.max_sessions_per_token)"
-            )
+            text = f"this token has {limit} sessions (limits.max_sessions_per_token)"
+            raise Unavailable(ErrorCode.TOO_MANY_SESSIONS, text)
 
     async def _admit(self, on_position: PositionFn | None) -> Place:
         place = self._admission.try_take()
@@ -236,8 +241,7 @@ class SessionTable:
         Raises `Unavailable`.
         """
         self.require_worker()
-        place = self._admission.try_take()
-        if place is not None:
+        if (place := self._admission.try_take()) is not None:
             return place
         if not make_room():
             raise self._admission.full()
@@ -256,15 +260,17 @@ class SessionTable:
         self._actors[actor.session_id] = actor
         self._by_token[actor.resume_token] = actor
         self._by_watch_token[actor.watch_token] = actor
+        self._unclaimed.add(actor.session_id)
         self._metrics.started.inc()
         log.info("session %s started", actor.session_id, extra=about(session_id=actor.session_id))
-        self._timers_changed.set()
         return actor
 
     def _close_unclaimed(self, opening: asyncio.Task[SessionActor]) -> None:
         """Close a session whose client left while it was opened."""
         if not opening.cancelled() and opening.exception() is None:
-            opening.result().begin_close("client left")
+            actor = opening.result()
+            self._unclaimed.discard(actor.session_id)
+            actor.begin_close("client left")
 
     # ------------------------------------------------------------ resume, parking, ending
 
@@ -307,7 +313,10 @@ class SessionTable:
         parked = [
             actor
             for actor in self._actors.values()
-            if actor.parked_at is not None and actor.holds_place and actor.session.phase in (Phase.ACTIVE, Phase.FAILED)
+            if actor.parked_at is not None
+            and actor.holds_place
+            and actor.session.phase in (Phase.ACTIVE, Phase.FAILED)
+            and actor.session_id not in self._unclaimed
         ]
         return min(parked, key=lambda actor: actor.parked_at or 0.0, default=None)
 
@@ -349,7 +358,8 @@ class SessionTable:
 
     def expire(self, now: float) -> float | None:
         """Close what is over and return when to look again, None if nothing will expire."""
-        return close_what_is_over(self.all(), self._config.session, now)
+        claimed = [actor for actor in self.all() if actor.session_id not in self._unclaimed]
+        return close_what_is_over(claimed, self._config.session, now)
 
     # ------------------------------------------------------------ worker
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from server.config import SessionSection
 from server.errors import ErrorCode, Unavailable
 from server.session import Phase
 from server.session_opener import NewSession
+from server.session_table import SessionTable
 from server.uploads import RawImage, StartImage
 from server.wire.messages import Pacing, StreamFormat
 from tests.support.contract_client import LoopClient, LoopServer, loop_serving
@@ -102,6 +104,27 @@ def test_what_a_client_sends_while_it_waits_is_bounded() -> None:
             assert (await queued.expect("error", code="queue_full"))["event_id"] == 2
             owner.send("session.close")
             await queued.expect("event.queued", event_id=1)
+
+    run_virtual(main())
+
+
+def test_a_session_is_not_given_up_before_its_client_has_heard_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with loop_serving(small_worker(1)) as server:
+            table, open_session = server.table, SessionTable._open
+
+            async def open_and_be_rushed(*arguments: Any) -> SessionActor:
+                actor = await open_session(*arguments)
+                with pytest.raises(Unavailable, match="all 1 places"):
+                    await table.create(REQUEST, owner=None)
+                return actor
+
+            with monkeypatch.context() as patch:
+                patch.setattr(SessionTable, "_open", open_and_be_rushed)
+                client = await server.started()
+            await client.chunks(2)
+            await client.leave()
+            assert (await create(server)).session.phase is Phase.ACTIVE, "left alone it makes room"
 
     run_virtual(main())
 
