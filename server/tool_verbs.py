@@ -6,10 +6,13 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from server.worker_process import worker_environment
+from server.worker_process import packages_root, worker_environment
 
 TOOLS = {
-    "evaluate": ("training.demo_world.evaluation", "compare the served demo world with its renderer (source tree only)"),
+    "evaluate": (
+        "training.demo_world.evaluation",
+        "compare the served demo world with its renderer (source tree only)",
+    ),
     "inspect": ("worldmodel.tools.inspect", "show what a checkpoint holds and what it takes to serve it"),
     "make-checkpoint": (
         "worldmodel.tools.make_checkpoint",
@@ -23,5 +26,10 @@ TOOLS = {
 def run_tool(verb: str, arguments: Sequence[str]) -> int:
     """Run a verb's program on this terminal and return its exit code."""
     module, _ = TOOLS[verb]
+    if not packages_root().joinpath(*module.split(".")).with_suffix(".py").is_file():
+        print(
+            f"worldserve: {verb}: works from the source tree only, this installation has no {module}", file=sys.stderr
+        )
+        return 2
     command = [sys.executable, "-P", "-m", module, *arguments]
     return subprocess.run(command, env=worker_environment(cpu_threads=1), check=False).returncode

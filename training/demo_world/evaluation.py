@@ -128,13 +128,13 @@ class Evaluation:
             self._shown.append((np.concatenate([part[-2:] for part in true]), np.concatenate([s[-2:] for s in shown])))
             by_chunk.append([served.psnr_db(*pair) for pair in zip(shown, true, strict=True)])
             still.append([served.psnr_db(np.broadcast_to(first, part.shape), part) for part in true])
-            sharp.append([served.edges(ours) / served.edges(real) for ours, real in zip(shown, true, strict=True)])
+            sharp.append([(served.edges(ours), served.edges(real)) for ours, real in zip(shown, true, strict=True)])
             self._say(f"script {index + 1} of {plan.scripts}: " + " ".join(f"{value:.1f}" for value in by_chunk[-1]))
         means = zip(looked_at, *(np.mean(series, axis=0) for series in (by_chunk, still, sharp)), strict=True)
-        for chunk, psnr, of_still, share in means:
+        for chunk, psnr, of_still, (ours, real) in means:
             self.rows[f"PSNR at chunk {chunk}, dB"] = float(psnr)
             self.rows[f"PSNR at chunk {chunk} of a picture that stands still, dB"] = float(of_still)
-            self.rows[f"edges over the truth's at chunk {chunk}"] = float(share)
+            self.rows[f"edges over the truth's at chunk {chunk}"] = float(ours / real)
 
     async def _key_states(self) -> None:
         hits = []
@@ -267,4 +267,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -11,7 +11,6 @@ import argparse
 import json
 import math
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -104,4 +103,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
