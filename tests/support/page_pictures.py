@@ -58,7 +58,7 @@ def take(browser: Browser, url: str, folder: Path) -> None:
     page = open_page(browser, url, color_scheme="dark")
     page.page.wait_for_selector("#loading-stages .done >> nth=2")
     save(page, folder / "page_loading.jpg")
-    walk(page, "w")
+    walk(page, "s")
     save(page, folder / "page.jpg")
     page.close()
     page = open_page(browser, url, color_scheme="light")
