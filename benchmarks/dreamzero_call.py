@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from worldmodel.checkpoint.inspection import num_parameters
 from worldmodel.checkpoint.random_weights import RandomWeights, fill_random
 from worldmodel.dreamzero.adapter import DreamZeroAdapter
 from worldmodel.dreamzero.config import DreamZeroOptions, parse_options
@@ -35,7 +36,7 @@ from worldmodel.dreamzero.published import DIMS, TAG, Published, Scale, metadata
 from worldmodel.dreamzero.robot import Robot, read_robot
 from worldmodel.dreamzero.sizes import Sizes, read_sizes
 from worldmodel.dreamzero.training_config import TrainingConfig
-from worldmodel.dreamzero.weights import LoadedModel, empty_modules, num_parameters
+from worldmodel.dreamzero.weights import LoadedModel, empty_modules
 from worldmodel.messages import MediaFormat, OpenSession, RequestId, SessionId, StartWorker, Tick
 from worldmodel.observations import describe_array
 from worldmodel.residency import allocate_cache

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
+
+from torch import nn
 
 from kvcache.errors import BudgetTooSmall
 from kvcache.spec import KVSpec
+from worldmodel.kernels.fused_layer import Projections, large_linears
+from worldmodel.wan.precision import PrecisionPlan
 
 CARDS_GB = (24.0, 48.0, 80.0, 141.0)
 
@@ -18,6 +23,22 @@ MEMORY_FRACTION = 0.9
 
 MAX_SESSIONS = 64
 """Sessions are not counted further."""
+
+SCALE_BYTES = 4
+"""Of a float8 weight, for each of its outputs."""
+
+
+class InspectedLayer(Protocol):
+    """A layer as far as its number format goes; a transformer holds its layers as `layers`."""
+
+    @property
+    def self_attn(self) -> Projections: ...
+
+    @property
+    def cross_attn(self) -> Projections: ...
+
+    @property
+    def ffn(self) -> nn.Sequential: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +79,22 @@ class Inspection:
     memory: Mapping[str, int]
     capacity: tuple[CardCapacity, ...]
     problems: tuple[str, ...]
+
+
+def num_parameters(module: nn.Module) -> int:
+    """Count the numbers of a module's weights."""
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def transformer_bytes(transformer: nn.Module, layers: Iterable[InspectedLayer], plan: PrecisionPlan) -> int:
+    """Count a transformer's weights on the device. The few float32 parts are counted as its linears are."""
+    total = num_parameters(transformer) * plan.linear.itemsize
+    if not plan.quantizes_linears:
+        return total
+    for layer in layers:
+        for linear in large_linears(layer.self_attn, layer.cross_attn, layer.ffn):
+            total += linear.out_features * SCALE_BYTES - linear.weight.numel() * (plan.linear.itemsize - 1)
+    return total
 
 
 def session_memory(spec: KVSpec, *, cross_store: str) -> dict[str, int]:

@@ -16,7 +16,9 @@ from worldmodel.checkpoint.inspection import (
     ComponentFacts,
     Inspection,
     card_capacity,
+    num_parameters,
     session_memory,
+    transformer_bytes,
 )
 from worldmodel.checkpoint.json_file import read_json_object
 from worldmodel.checkpoint.safetensors_header import TensorInfo
@@ -33,7 +35,7 @@ from worldmodel.dreamzero.memory import plan_kv
 from worldmodel.dreamzero.picture_size import latent_size
 from worldmodel.dreamzero.published import Scale, published
 from worldmodel.dreamzero.robot import Robot
-from worldmodel.dreamzero.weights import EmptyModules, check_parts, empty_modules, num_parameters, read_checkpoint
+from worldmodel.dreamzero.weights import EmptyModules, check_parts, empty_modules, read_checkpoint
 from worldmodel.errors import LoadFailed
 from worldmodel.wan.precision import PrecisionPlan, precision_plan
 
@@ -131,10 +133,10 @@ def _kv_spec(
 
 
 def _weights(checkpoint: DreamZeroCheckpoint, modules: EmptyModules, plan: PrecisionPlan) -> dict[str, int]:
-    """Count device bytes of the weights. The few float32 parts of the transformer are counted as its linears are."""
+    """Count device bytes of the weights."""
     text = checkpoint.tensors[TEXT_ENCODER].values()
     return {
-        "transformer_weights_bytes": num_parameters(modules.transformer) * plan.linear.itemsize,
+        "transformer_weights_bytes": transformer_bytes(modules.transformer, modules.transformer.layers, plan),
         "vae_weights_bytes": num_parameters(modules.vae) * plan.vae.itemsize,
         "image_encoder_weights_bytes": num_parameters(modules.image_encoder) * plan.linear.itemsize,
         "text_encoder_on_device_bytes": sum(info.num_elements for info in text) * plan.text_encoder.itemsize,

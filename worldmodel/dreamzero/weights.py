@@ -14,6 +14,7 @@ from torch import nn
 
 from worldmodel.adapter import ProgressFn
 from worldmodel.checkpoint.errors import CheckpointError
+from worldmodel.checkpoint.inspection import num_parameters
 from worldmodel.checkpoint.loading import Progress
 from worldmodel.dreamzero.checkpoint import (
     IMAGE_ENCODER,
@@ -166,10 +167,6 @@ def empty_modules(sizes: Sizes) -> EmptyModules:
     return EmptyModules(
         transformer=transformer, vae=vae_class(sizes.vae), image_encoder=image_encoder, text_encoder=text_encoder
     )
-
-
-def num_parameters(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def _load_transformer(

@@ -38,6 +38,14 @@ class FusedLayer:
     feed_forward_out: Any
 
 
+def large_linears(attention: Projections, cross: Projections, feed_forward: nn.Sequential) -> tuple[nn.Linear, ...]:
+    """Return the linears of a layer that every token of every step passes; only these are ever float8."""
+    first, last = feed_forward[0], feed_forward[-1]
+    assert isinstance(first, nn.Linear)
+    assert isinstance(last, nn.Linear)
+    return attention.q, attention.k, attention.v, attention.o, cross.q, cross.o, first, last
+
+
 class FusedFormat:
     """The number format of fused layers: `dtype`, or with `quantize` float8 whose products are rounded to `dtype`."""
 
@@ -51,9 +59,8 @@ class FusedFormat:
 
         They share the weights of the given ones; with float8 those give theirs up and can't run any more.
         """
-        first, last = feed_forward[0], feed_forward[-1]
-        assert isinstance(first, nn.Linear)
-        assert isinstance(last, nn.Linear)
+        linears = large_linears(attention, cross, feed_forward)
+        first, last = linears[-2:]
         fused = FusedLayer(
             qkv=self._linear(*fold_weights(attention.q, attention.k, attention.v)),
             self_output=self._linear_of(attention.o),
@@ -63,7 +70,7 @@ class FusedFormat:
             feed_forward_out=self._linear_of(last),
         )
         if self._is_quantized:
-            for linear in (attention.q, attention.k, attention.v, attention.o, cross.q, cross.o, first, last):
+            for linear in linears:
                 linear.weight.data = linear.weight.new_empty(0)
         return fused
 

@@ -16,7 +16,9 @@ from worldmodel.checkpoint.inspection import (
     ComponentFacts,
     Inspection,
     card_capacity,
+    num_parameters,
     session_memory,
+    transformer_bytes,
 )
 from worldmodel.checkpoint.safetensors_header import TensorInfo
 from worldmodel.errors import LoadFailed
@@ -121,15 +123,11 @@ def _components(checkpoint: Checkpoint, empty: EmptyModel) -> tuple[ComponentFac
                 class_name=component.class_name,
                 dtypes=tuple(sorted({info.dtype for info in stored.values()})),
                 num_tensors=len(stored) or sum(1 for _ in module.parameters()),
-                num_parameters=sum(info.num_elements for info in stored.values()) or _num_parameters(module),
+                num_parameters=sum(info.num_elements for info in stored.values()) or num_parameters(module),
                 num_bytes=sum(info.num_bytes for info in stored.values()),
             )
         )
     return tuple(facts)
-
-
-def _num_parameters(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def _geometry(empty: EmptyModel, spec: KVSpec, placement: TextPlacement) -> dict[str, object]:
@@ -151,20 +149,21 @@ def _geometry(empty: EmptyModel, spec: KVSpec, placement: TextPlacement) -> dict
 
 
 def _weights(empty: EmptyModel, plan: PrecisionPlan, placement: TextPlacement) -> dict[str, int]:
-    """Count device bytes of the weights. The few float32 parts of the transformer are counted as its linears are."""
-    text_bytes = _num_parameters(empty.text_encoder) * plan.text_encoder.itemsize
+    """Count device bytes of the weights."""
+    text_bytes = num_parameters(empty.text_encoder) * plan.text_encoder.itemsize
     if placement is TextPlacement.CPU:
         text_bytes = 0
     elif placement is TextPlacement.STREAMED:
-        text_bytes = NUM_SLOTS * _num_parameters(empty.text_encoder.layers[0]) * plan.text_encoder.itemsize
+        text_bytes = NUM_SLOTS * num_parameters(empty.text_encoder.layers[0]) * plan.text_encoder.itemsize
     return {
-        "transformer_weights_bytes": _num_parameters(empty.transformer) * plan.linear.itemsize,
-        "vae_weights_bytes": _num_parameters(empty.vae) * plan.vae.itemsize,
+        "transformer_weights_bytes": transformer_bytes(empty.transformer, empty.transformer.layers, plan),
+        "vae_weights_bytes": num_parameters(empty.vae) * plan.vae.itemsize,
         "text_encoder_on_device_bytes": text_bytes,
     }
 
 
 def _host(empty: EmptyModel, plan: PrecisionPlan, placement: TextPlacement) -> int:
     """Count host bytes of the text encoder."""
-    num_parameters = 0 if placement is TextPlacement.RESIDENT else _num_parameters(empty.text_encoder)
-    return num_parameters * plan.text_encoder.itemsize
+    if placement is TextPlacement.RESIDENT:
+        return 0
+    return num_parameters(empty.text_encoder) * plan.text_encoder.itemsize

@@ -40,6 +40,13 @@ def test_memory_and_capacity_of_the_full_model() -> None:
     assert found.problems == ()
 
 
+def test_float8_weights_are_counted_as_float8() -> None:
+    found = inspect_checkpoint(FULL, width=832, height=480, precision="fp8_kv", text_encoder="streamed")
+    large, outputs = 40 * (6 * 5120 * 5120 + 2 * 5120 * 13824), 40 * (7 * 5120 + 13824)
+    assert found.memory["transformer_weights_bytes"] == 2 * 18_544_332_864 - large + 4 * outputs
+    assert {card.card_gb: card.sessions for card in found.capacity}[141.0] == 6
+
+
 def test_where_the_text_encoder_is_changes_what_the_device_holds() -> None:
     def on_device(text_encoder: str | None, options: dict[str, object]) -> int:
         found = inspect_checkpoint(
