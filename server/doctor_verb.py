@@ -1,4 +1,4 @@
-"""The `doctor` verb: can this host run a configuration? One line for each check, with what was expected and found.
+"""The `doctor` verb: can this host run a configuration? A row for each check and a verdict.
 
 The server's half is here (ports, packages, encoder, disk); the worker's half (`worldmodel/tools/doctor.py`) needs torch
 and runs as a program of its own.
@@ -16,7 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+from rich import box
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from server.app import start_message
@@ -44,7 +46,7 @@ def doctor(config: ServerConfig, *, as_json: bool) -> int:
     if as_json:
         print(json.dumps([msgspec.to_builtins(check) for check in checks], indent=2))
     else:
-        _show(checks, Console())
+        _show(checks, Console(), about=f"{config.model.name}, {config.model.checkpoint}")
     return 1 if any(check.status == "FAIL" for check in checks) else 0
 
 
@@ -126,9 +128,28 @@ def worker_checks(config: ServerConfig) -> list[Check]:
     return msgspec.json.decode(ended.stdout, type=list[Check])
 
 
-def _show(checks: list[Check], console: Console) -> None:
-    width = max(len(check.name) for check in checks)
+def _show(checks: list[Check], console: Console, *, about: str) -> None:
+    """Print what was asked, a row for each check, and one line that sums up."""
+    console.print(Text.assemble(("worldserve doctor", "bold"), f"   {about}", overflow="fold"))
+    table = Table(box=box.SIMPLE, show_edge=False, pad_edge=False, header_style="dim", border_style="dim")
+    for column in ("", "check", "found", "expected"):
+        table.add_column(column, style="dim" if column == "expected" else "", overflow="fold")
     for check in checks:
-        status = Text(f"{check.status:<4}", style=STYLES[check.status])
-        line = f"  {check.name:<{width}}  {check.found} (expected: {check.expected})"
-        console.print(status.append(line, style="default"), soft_wrap=True)
+        style = STYLES[check.status]
+        found = Text(check.found, style="" if check.status == "OK" else style)
+        table.add_row(Text(check.status, style=style), check.name, found, check.expected)
+    console.print(table)
+    console.print()
+    console.print(Text(verdict(checks), style="bold red" if _names(checks, "FAIL") else "bold green"))
+
+
+def verdict(checks: list[Check]) -> str:
+    """Say in one line whether this host can run the configuration."""
+    failed, warned = _names(checks, "FAIL"), _names(checks, "WARN")
+    if failed:
+        return f"CAN NOT RUN HERE: {', '.join(failed)}"
+    return "can run here" + (f", but look at: {', '.join(warned)}" if warned else "")
+
+
+def _names(checks: list[Check], status: str) -> list[str]:
+    return [check.name for check in checks if check.status == status]

@@ -81,17 +81,29 @@ def test_a_worker_that_cannot_start_is_a_failed_check(monkeypatch: pytest.Monkey
     assert (check.status, check.found) == ("FAIL", "it ended with exit code 1: ImportError: no torch here")
 
 
-@pytest.mark.parametrize(("status", "code"), [("OK", 0), ("WARN", 0), ("FAIL", 1)])
-def test_the_report_has_a_line_for_each_check_and_an_exit_code(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], status: str, code: int
+@pytest.mark.parametrize(
+    ("status", "code", "verdict"),
+    [
+        ("OK", 0, "can run here"),
+        ("WARN", 0, "can run here, but look at: device"),
+        ("FAIL", 1, "CAN NOT RUN HERE: device"),
+    ],
+)
+def test_the_report_has_a_row_for_each_check_a_verdict_and_an_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], status: str, code: int, verdict: str
 ) -> None:
     long = "a very long finding that would not fit into the width of a terminal of eighty columns at all, ever"
+    server = [Check(status="OK", name="port", expected="free", found="free")]
     answer = Check(status=status, name="device", expected="cuda:0", found=long)
+    monkeypatch.setattr(doctor_verb, "server_checks", lambda _: server)
     monkeypatch.setattr(doctor_verb, "worker_checks", lambda _: [answer])
     assert doctor(config(), as_json=False) == code
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-1].startswith(f"{status:<4}  device")
-    assert lines[-1].endswith(f"{long} (expected: cuda:0)")
-    assert len(lines) == 5
+    assert lines[0].startswith("worldserve doctor   lingbot_world_v2, ")
+    rows = [line.split() for line in lines if line.startswith(("OK", "WARN", "FAIL"))]
+    assert [(row[0], row[1]) for row in rows] == [("OK", "port"), (status, "device")]
+    words = " ".join(lines).split()
+    assert [word for word in words if word in long.split()] == long.split()
+    assert lines[-1] == verdict
     assert doctor(config(), as_json=True) == code
     assert json.loads(capsys.readouterr().out)[-1]["name"] == "device"
