@@ -31,7 +31,10 @@ def open_folder(root: Path) -> CacheFolder:
     """Open a cache that takes the file system it is on for a disk, whatever tests run on."""
     root.mkdir(parents=True, exist_ok=True)
     mounts = root / "mountinfo"
-    mounts.write_text(MOUNTS, encoding="utf-8")
+    # Processes do this at once, and none may read what another has begun to write.
+    whole = root / f"mountinfo.{os.getpid()}"
+    whole.write_text(MOUNTS, encoding="utf-8")
+    whole.replace(mounts)
     return CacheFolder(root, mounts=mounts)
 
 
