@@ -201,19 +201,24 @@ class RobotDialog:
     # ------------------------------------------------------------ requests
 
     async def on_text(self, text: str) -> None:
+        self._withdraw()
         raise BadInput(ErrorCode.BAD_MESSAGE, "robots send binary frames: one MessagePack map each")
 
     async def on_binary(self, data: bytes) -> None:
-        given_up, self._pending = self._pending, None
-        if given_up is not None:
-            given_up.give_up()
-        self._watch_idle()
+        self._withdraw()
         request = await _read(data)
         match request:
             case ResetRequest():
                 self._reset(request)
             case InferRequest():
                 self._infer(request)
+
+    def _withdraw(self) -> None:
+        """Give up what was asked before: what is sent from now on answers the newest frame."""
+        given_up, self._pending = self._pending, None
+        if given_up is not None:
+            given_up.give_up()
+        self._watch_idle()
 
     def _infer(self, request: InferRequest) -> None:
         limits = self._context.config.limits
@@ -246,13 +251,24 @@ class RobotDialog:
     def _reset(self, request: ResetRequest) -> None:
         """Reset the session that is named, or all of this connection. What has not begun is as good as reset.
 
+        So is what has ended without its client: who asks to begin anew need not be told of it any more.
         Raises `ServerError` if another connection has a session of that name and keeps it.
         """
+        self._forget_ended(request.session_id)
         actors = self._actors.values() if request.session_id is None else self._named(request.session_id)
-        resets = [actor.begin_reset() for actor in actors if not _is_over(actor)]
+        resets = [actor.begin_reset() for actor in actors]
         pending = _Pending()
         self._pending = pending
         self._tasks.spawn(self._answer_reset(pending, resets))
+
+    def _forget_ended(self, name: str | None) -> None:
+        """Forget the ended session of this name, or all that ended."""
+        if name is None:
+            self._given_up.clear()
+        else:
+            self._given_up.pop(name, None)
+        for ended in [each for each, actor in self._actors.items() if _is_over(actor) and name in (None, each)]:
+            del self._actors[ended]
 
     def _named(self, name: str) -> list[RobotActor]:
         """Return the session of this name, none if nobody has it; that of another connection is taken over."""
@@ -262,15 +278,16 @@ class RobotDialog:
         return [] if actor is None else [actor]
 
     async def _answer_reset(self, pending: _Pending, resets: list[asyncio.Task[None]]) -> None:
-        try:
-            for reset in resets:
-                await asyncio.shield(reset)
-        except ServerError as error:
-            if self._is_answered_by(pending):
-                self.send_error(error)
+        ends = await asyncio.gather(*map(asyncio.shield, resets), return_exceptions=True)
+        error = next((end for end in ends if isinstance(end, BaseException)), None)
+        if error is not None and not isinstance(error, ServerError):
+            raise error
+        if not self._is_answered_by(pending):
             return
-        if self._is_answered_by(pending):
+        if error is None:
             self._send(reset_reply(self._form))
+        else:
+            self.send_error(error)
 
     # ------------------------------------------------------------ sessions
 

@@ -154,6 +154,26 @@ async def test_a_session_that_waits_on_its_connection_gives_way_to_another_robot
         assert "session_evicted" in error_text(await first.infer(5, session_id="old episode"))
 
 
+@pytest.mark.parametrize("name", ["arm", None])
+async def test_who_resets_a_session_that_has_ended_begins_anew_at_once(name: str | None) -> None:
+    async with serving_robots() as server:
+        robot = await server.connect(OFFICIAL)
+        await robot.infer(1, session_id="arm")
+        await server.robots.find("arm", None).begin_close("deleted")
+        assert await robot.reset(session_id=name) == "reset successful"
+        assert number_of(await robot.infer(2, session_id="arm")) == (2, 0, 2)
+
+
+async def test_who_resets_a_session_that_was_evicted_begins_anew_at_once() -> None:
+    async with serving_robots(robot=RobotSection(max_sessions_per_connection=1)) as server:
+        robot = await server.connect(OFFICIAL)
+        await robot.infer(1, session_id="a")
+        await robot.infer(2, session_id="b")
+        await server.until(lambda: len(server.worker.sessions) == 1)
+        assert await robot.reset(session_id="a") == "reset successful"
+        assert number_of(await robot.infer(3, session_id="a"))[:2] == (3, 0)
+
+
 async def test_a_session_that_was_deleted_is_told_so_once() -> None:
     async with serving_robots() as server:
         robot = await server.connect(OFFICIAL)
@@ -307,6 +327,18 @@ async def test_a_wrong_request_makes_an_earlier_one_given_up_too() -> None:
         await robot.send(observation(1))
         await holding(server)
         assert "bad_message" in error_text(await robot.ask([1, 2]))
+        server.worker.release()
+        assert number_of(await robot.infer(3))[:2] == (3, 1)
+
+
+async def test_a_text_frame_makes_an_earlier_request_given_up_too() -> None:
+    async with serving_robots() as server:
+        robot = await server.connect()
+        server.worker.hold()
+        await robot.send(observation(1))
+        await holding(server)
+        await robot.connection.send("stop")
+        assert "bad_message" in error_text(await robot.receive())
         server.worker.release()
         assert number_of(await robot.infer(3))[:2] == (3, 1)
 
