@@ -310,6 +310,9 @@ class RobotActor:
 
     async def _reset(self) -> None:
         async with self._gate.operation():
+            if self.session.phase is RobotPhase.FAILED:
+                # A reset before this one failed while this one waited: that it was asked for still counts.
+                self.session.begin_reset()
             if self.session.phase is not RobotPhase.RESETTING:
                 return
             try:

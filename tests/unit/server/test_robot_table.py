@@ -306,6 +306,18 @@ async def test_a_failed_reset_fails_the_session_and_the_next_one_mends_it() -> N
         assert await it.step(actor, 3) == 3
 
 
+async def test_a_reset_that_waited_for_one_that_failed_is_carried_out() -> None:
+    async with running() as it:
+        actor = it.begin()
+        await it.step(actor)
+        it.worker.reset_failures.append(OutcomeUnknown("no"))
+        first, second = actor.begin_reset(), actor.begin_reset()
+        assert (await refused(first)).code is ErrorCode.RESET_FAILED
+        await second
+        assert (actor.session.phase, actor.session.run) == (RobotPhase.EMPTY, 1)
+        assert await it.step(actor, 3) == 3
+
+
 async def test_actions_that_come_after_a_reset_answer_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running() as it:
         actor, late = it.begin(), asyncio.Event()
