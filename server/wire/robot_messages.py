@@ -92,14 +92,14 @@ def read_request(data: bytes | memoryview) -> RobotRequest:
         step_id=step_id,
         # Without a step id it is one of the keys that have no effect, whatever a client means by it.
         run=None if step_id is None else _read_count(value.pop("run", None), "run"),
-        prompt=_read_text(value.pop("prompt", None) or "", "prompt"),
+        prompt=_read_text(value.pop("prompt", None), "prompt"),
         arrays=_read_arrays(value),
     )
 
 
 def read_session_id(value: object) -> str | None:
     """Return a client's own name for its session; None and the empty text are no name. Raises `MalformedRequest`."""
-    if value is None or value == "":
+    if value is None or (isinstance(value, str) and not value):
         return None
     if not isinstance(value, str) or len(value) > MAX_SESSION_ID_CHARS or not value.isprintable():
         raise MalformedRequest(
@@ -154,6 +154,8 @@ def _read_count(value: WireValue, field: str) -> int | None:
 
 
 def _read_text(value: WireValue, field: str) -> str:
+    if value is None:
+        return ""
     if isinstance(value, str):
         return value
     raise MalformedRequest(f"{field}: expected a text", field=field)
