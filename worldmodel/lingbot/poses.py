@@ -172,7 +172,8 @@ def key_step(pose: Float64, pitch_rad: float, keys: Iterable[Action]) -> tuple[F
         return (positive in held) - (negative in held)
 
     pitch_step = PITCH_STEP_RAD * axis(Action.I, Action.K)
-    if abs(pitch_rad + pitch_step) > MAX_PITCH_RAD:
+    # Targets and trajectories go beyond the limit; from there keys lead back.
+    if abs(pitch_rad + pitch_step) > max(MAX_PITCH_RAD, abs(pitch_rad)):
         pitch_step = 0.0
     yaw_step = YAW_STEP_RAD * axis(Action.L, Action.J)
     moved = pose.copy()

@@ -209,6 +209,14 @@ def test_a_keyboard_takes_over_with_the_pitch_the_trajectory_left() -> None:
     assert plans[2].state.pitch_rad == pytest.approx(math.radians(72))
 
 
+def test_keys_lead_back_from_beyond_the_limit_of_keys() -> None:
+    poses = np.tile(np.eye(4), (2, 1, 1))
+    poses[1, :3, :3] = rotation_x(math.radians(-89.5))
+    plans = run(reducer(), [trajectory(0, poses)], [keys(1, "k")], [keys(2, "i")])
+    assert plans[1].state.pitch_rad == pytest.approx(math.radians(-89.5))
+    assert plans[2].state.pitch_rad == pytest.approx(math.radians(-77.5))
+
+
 def test_trajectory_intrinsics_are_scaled_and_stay() -> None:
     rows = [[832.0, 480.0, 416.0, 240.0], [1664.0, 960.0, 416.0, 240.0]]
     plans = run(
