@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections import deque
 from dataclasses import replace
 from functools import partial
 
@@ -32,9 +31,9 @@ from server.dialects.omni_messages import (
     translate_start_error,
 )
 from server.dialects.omni_playhead import Playhead
-from server.dialects.opening import LARGE_TEXT_CHARS, Beginning, StartTimer, serve_dialog
+from server.dialects.opening import LARGE_TEXT_CHARS, Beginning, HeldMessages, StartTimer, serve_dialog
 from server.endpoint import BinaryFrame, Outbox, TextFrame
-from server.errors import BadInput, CloseCode, ErrorCode, ServerError, Unavailable
+from server.errors import BadInput, CloseCode, ErrorCode, ServerError
 from server.limits import RateLimiter
 from server.media.formats import EncodedChunk, EpochMuxer
 from server.starting import check_start
@@ -95,7 +94,7 @@ class OmniDialog:
         self._buffer_s: float | None = None
         self._tasks = TaskSet("omni dialog")
         self._starting: asyncio.Task[None] | None = None
-        self._held: deque[OmniInteraction | OmniPlayback] = deque()
+        self._held: HeldMessages[OmniInteraction | OmniPlayback] = HeldMessages(context.config)
         self._event_rate = RateLimiter(context.config.limits.max_events_per_second)
         self.start_timer = StartTimer(
             context.config.session.start_timeout_s, beginning=self._beginning, send_error=self.send_error
@@ -132,7 +131,7 @@ class OmniDialog:
             case OmniStop():
                 self._stop()
             case _ if self._starting is not None:
-                self._hold(message)
+                self._hold(message, len(text))
             case _:
                 self._on_session_message(message)
 
@@ -151,15 +150,13 @@ class OmniDialog:
             raise BadInput(ErrorCode.NOT_STARTED, "send session.start first")
         return self._actor
 
-    def _hold(self, message: OmniInteraction | OmniPlayback) -> None:
+    def _hold(self, message: OmniInteraction | OmniPlayback, num_chars: int) -> None:
         """Keep what comes before `video.start`, so that a client need not wait for it."""
-        limit = self._context.config.session.max_pending_events
-        if len(self._held) < limit:
-            self._held.append(message)
-            return
-        text = f"{limit} messages wait for the session to start (session.max_pending_events)"
-        event_id = message.interaction.event_id if isinstance(message, OmniInteraction) else None
-        self.send_error(Unavailable(ErrorCode.QUEUE_FULL, text), event_id=event_id)
+        try:
+            self._held.add(message, num_chars)
+        except ServerError as error:
+            event_id = message.interaction.event_id if isinstance(message, OmniInteraction) else None
+            self.send_error(error, event_id=event_id)
 
     def _interact(self, message: OmniInteraction) -> None:
         interaction = message.interaction
@@ -216,7 +213,11 @@ class OmniDialog:
         if self._actor is not None:
             self._actor.begin_close(STOPPED)
         elif self._starting is not None:
-            held = (message.interaction.event_id for message in self._held if isinstance(message, OmniInteraction))
+            held = (
+                message.interaction.event_id
+                for message in self._held.take_all()
+                if isinstance(message, OmniInteraction)
+            )
             dropped = [event_id for event_id in held if event_id is not None]
             self._send(SessionDone(request_id=None, chunks=0, stopped=True, dropped_event_ids=dropped))
             self.close(CloseCode.DONE, STOPPED)
@@ -242,7 +243,7 @@ class OmniDialog:
         finally:
             self._starting = None
         while self._held:
-            held = self._held.popleft()
+            held = self._held.take()
             try:
                 self._on_session_message(held)
             except ServerError as error:

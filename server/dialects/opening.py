@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from starlette.websockets import WebSocket
 
 from server.auth import accepted_subprotocol
+from server.config import ServerConfig
 from server.context import ServerContext
 from server.endpoint import Dialog, Outbox, serve_socket
-from server.errors import BadInput, ErrorCode, NotAllowed, ServerError
+from server.errors import BadInput, ErrorCode, NotAllowed, ServerError, Unavailable
+
+MessageT = TypeVar("MessageT")
 
 LARGE_TEXT_CHARS = 64 * 1024
 """Messages above this (images in base64) are parsed in a thread."""
@@ -24,6 +28,46 @@ class Beginning(StrEnum):
     AWAITED = "awaited"
     UNDER_WAY = "under way"
     DONE = "done"
+
+
+class HeldMessages(Generic[MessageT]):
+    """What a client sends before its session has started, in order: together no longer than one message may be."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self._max_messages = config.session.max_pending_events
+        self._max_chars = config.limits.max_message_bytes
+        self._num_chars = 0
+        self._messages: deque[tuple[MessageT, int]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def add(self, message: MessageT, num_chars: int) -> None:
+        """Keep a message that came as a text of this length. Raises `Unavailable` that names the limit."""
+        if len(self._messages) >= self._max_messages:
+            text = f"{self._max_messages} messages wait for the session to start (session.max_pending_events)"
+            raise Unavailable(ErrorCode.QUEUE_FULL, text)
+        if self._num_chars + num_chars > self._max_chars:
+            text = (
+                f"what waits for the session to start would be longer than {self._max_chars} bytes "
+                "(limits.max_message_bytes)"
+            )
+            raise Unavailable(ErrorCode.QUEUE_FULL, text)
+        self.put(message, num_chars)
+
+    def put(self, message: MessageT, num_chars: int) -> None:
+        """Keep a message whatever waits already; for what is never refused."""
+        self._messages.append((message, num_chars))
+        self._num_chars += num_chars
+
+    def take(self) -> MessageT:
+        """Remove and return the oldest message."""
+        message, num_chars = self._messages.popleft()
+        self._num_chars -= num_chars
+        return message
+
+    def take_all(self) -> list[MessageT]:
+        return [self.take() for _ in range(len(self))]
 
 
 class StartTimer:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from functools import partial
 
 from starlette.websockets import WebSocket
@@ -19,7 +18,7 @@ from server.actor import SessionActor
 from server.audience import error_message
 from server.chunks import ReadyChunk, ResumePoint
 from server.context import ServerContext
-from server.dialects.opening import LARGE_TEXT_CHARS, Beginning, StartTimer, serve_dialog
+from server.dialects.opening import LARGE_TEXT_CHARS, Beginning, HeldMessages, StartTimer, serve_dialog
 from server.dialects.spectator import SpectatorDialog
 from server.dialects.world_messages import (
     init_frame,
@@ -78,7 +77,7 @@ class WorldDialog:
         self._muxer: EpochMuxer | None = None
         self._tasks = TaskSet("world dialog")
         self._starting: asyncio.Task[None] | None = None
-        self._held: deque[SessionMessage] = deque()
+        self._held: HeldMessages[SessionMessage] = HeldMessages(context.config)
         self._event_rate = RateLimiter(context.config.limits.max_events_per_second)
         self.start_timer = StartTimer(
             context.config.session.start_timeout_s, beginning=self._beginning, send_error=self.send_error
@@ -112,39 +111,36 @@ class WorldDialog:
                 self.close(CloseCode.DONE, "closed")
             case SessionClose() if self._starting is not None:
                 # Its turn comes after what was held before it.
-                self._held.append(message)
+                self._held.put(message, len(text))
             case _ if self._starting is not None:
-                self._hold(message)
+                self._hold(message, len(text))
             case _:
                 await self._on_session_message(message)
 
     async def on_binary(self, data: bytes) -> None:
         raise BadInput(ErrorCode.BINARY_NOT_ALLOWED, "clients send text frames only")
 
-    def _hold(self, message: SessionMessage) -> None:
+    def _hold(self, message: SessionMessage, num_chars: int) -> None:
         """Keep what a client sends before its session has started, so that it need not wait for `session.started`."""
-        limit = self._context.config.session.max_pending_events
-        if len(self._held) >= limit:
-            raise EventRefused(
-                ErrorCode.QUEUE_FULL,
-                f"{limit} messages wait for the session to start (session.max_pending_events)",
-                event_id=_event_id(message),
-            )
-        self._held.append(message)
+        try:
+            self._held.add(message, num_chars)
+        except ServerError as error:
+            error.event_id = _event_id(message)
+            raise
 
     async def _take_held(self) -> None:
         """Treat what was held in the order it came, as if it came now."""
         while self._held:
             try:
-                await self._on_session_message(self._held.popleft())
+                await self._on_session_message(self._held.take())
             except ServerError as error:
                 self.send_error(error)
 
     def _refuse_held(self) -> None:
         """Answer what was held for a session that will not start."""
-        while self._held:
-            event_id = _event_id(self._held.popleft())
-            self.send_error(EventRefused(ErrorCode.NOT_STARTED, "closed before it started", event_id=event_id))
+        for message in self._held.take_all():
+            refused = EventRefused(ErrorCode.NOT_STARTED, "closed before it started", event_id=_event_id(message))
+            self.send_error(refused)
 
     async def _on_session_message(self, message: SessionMessage) -> None:
         actor = self._require_actor(message)

@@ -484,6 +484,20 @@ async def test_what_waits_for_a_start_is_bounded() -> None:
         await second.expect("session.interaction.queued", event_id="b")
 
 
+async def test_what_waits_for_a_start_is_no_longer_than_one_message() -> None:
+    worker = ScriptedWorker(model_info(capacity_sessions=1))
+    async with serving(worker, limits=LimitsSection(max_message_bytes=2000)) as server:
+        first, second = await connect(server), await connect(server)
+        await first.start()
+        await second.send_start()
+        await second.expect("session.queued")
+        for event_id in "abc":
+            await second.interact({"prompt": event_id * 700}, event_id)
+        await second.error(code="queue_full", event_id="c")
+        await first.send("session.stop")
+        await second.expect("session.interaction.queued", event_id="b")
+
+
 async def test_events_a_second_are_bounded() -> None:
     limits = LimitsSection(max_events_per_second=2.0)
     async with serving(limits=limits) as server:

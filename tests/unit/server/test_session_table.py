@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from server.actor import SessionActor
-from server.config import SessionSection
+from server.config import LimitsSection, SessionSection
 from server.errors import ErrorCode, Unavailable
 from server.session import Phase
 from server.session_opener import NewSession
@@ -102,6 +102,24 @@ def test_what_a_client_sends_while_it_waits_is_bounded() -> None:
             for event_id in range(3):
                 queued.send("session.event", event_id=event_id, prompt="rain")
             assert (await queued.expect("error", code="queue_full"))["event_id"] == 2
+            owner.send("session.close")
+            await queued.expect("event.queued", event_id=1)
+
+    run_virtual(main())
+
+
+def test_what_a_client_sends_while_it_waits_is_no_longer_than_one_message() -> None:
+    async def main() -> None:
+        async with loop_serving(small_worker(1), limits=LimitsSection(max_message_bytes=1500)) as server:
+            owner = await server.started()
+            queued = server.client()
+            queued.start()
+            await queued.expect("session.queued", position=1)
+            for event_id in range(3):
+                queued.send("session.event", event_id=event_id, prompt="rain" * 150)
+            refused = await queued.expect("error", code="queue_full")
+            assert refused["event_id"] == 2
+            assert "limits.max_message_bytes" in refused["message"]
             owner.send("session.close")
             await queued.expect("event.queued", event_id=1)
 
