@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 the work failed, 2 the call or the configuration is wrong.
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib.util
 import signal
 import sys
@@ -33,7 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     if argv and argv[0] in TOOLS:
         return _tool(argv[0], argv[1:])
-    arguments = _parser().parse_args(argv, argparse.Namespace(argv=argv))
+    arguments, unknown = _parser().parse_known_args(argv, argparse.Namespace(argv=argv))
+    if unknown:
+        return _fail(_unknown_arguments(unknown), 2)
     try:
         _check_installation()
         VERBS[arguments.verb](arguments)
@@ -126,6 +129,14 @@ class _ListSettings(argparse.Action):
         for key in settable_keys():
             print(f"--{key.replace('_', '-')}")
         parser.exit(0)
+
+
+def _unknown_arguments(unknown: Sequence[str]) -> str:
+    """Say what was not understood, with the setting that the first unknown flag is like."""
+    flag = next((argument.partition("=")[0] for argument in unknown if argument.startswith("-")), "")
+    flags = [f"--{key.replace('_', '-')}" for key in (*ALIASES, *settable_keys())]
+    like = difflib.get_close_matches(flag, flags, n=1)
+    return f"unknown arguments: {' '.join(unknown)}" + (f" (did you mean {like[0]!r}?)" if like else "")
 
 
 def _settings(arguments: argparse.Namespace) -> dict[str, str]:

@@ -20,6 +20,9 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
     [
         (("serve", "absent.toml"), "absent.toml: No such file"),
         (("demo", "--port", "x"), "--server.port: expected int, got 'x'"),
+        (("demo", "--server.prot", "1"), "unknown arguments: --server.prot 1 (did you mean '--server.port'?)"),
+        (("demo", "--session.leadchunks=2"), "(did you mean '--session.lead-chunks'?)"),
+        (("demo", "--zzz"), "unknown arguments: --zzz\n"),
         (("demo", "--port", "70000"), "server.port: expected 0 to 65535, got 70000"),
         (("demo", "--media.crf", "0"), "media.crf: expected 1 to 51, got 0"),
         (
