@@ -186,8 +186,8 @@ class WorldClient:
 
     async def script(self, frames: Sequence[Sequence[str]]) -> Receipt:
         """Press these keys in the next latent frames, one set each, then none."""
-        self._held = ()
-        return await self.control(ACTIONS_SCHEMA, {"mode": "script", "frames": [list(keys) for keys in frames]})
+        frames_of_keys = [list(keys) for keys in frames]
+        return await self._in_place_of_held(ACTIONS_SCHEMA, {"mode": "script", "frames": frames_of_keys})
 
     async def trajectory(
         self,
@@ -197,17 +197,22 @@ class WorldClient:
         intrinsics_size: Sequence[int] | None = None,
     ) -> Receipt:
         """Follow camera-to-world poses, 4x4 as nested lists, one a latent frame."""
-        self._held = ()
         data = {"poses": poses, "intrinsics": intrinsics, "intrinsics_size": intrinsics_size}
-        return await self.control(TRAJECTORY_SCHEMA, {name: value for name, value in data.items() if value is not None})
+        given = {name: value for name, value in data.items() if value is not None}
+        return await self._in_place_of_held(TRAJECTORY_SCHEMA, given)
 
     async def motion(
         self, mode: str, *, translation: Sequence[float], rotation: Sequence[float], transition_chunks: int = 1
     ) -> Receipt:
         """Send an SE(3) "target" or "velocity"; the rotation is a unit quaternion x, y, z, w."""
-        self._held = ()
         data = {"mode": mode, "translation": list(translation), "rotation": list(rotation)}
-        return await self.control(MOTION_SCHEMA, data | {"transition_chunks": transition_chunks})
+        return await self._in_place_of_held(MOTION_SCHEMA, data | {"transition_chunks": transition_chunks})
+
+    async def _in_place_of_held(self, schema: str, data: dict[str, Any]) -> Receipt:
+        """Send a control that takes the place of the held keys; one that is refused leaves them held."""
+        receipt = await self.control(schema, data)
+        self._held = ()
+        return receipt
 
     async def prompt(self, text: str) -> Receipt:
         """Change the prompt from the next chunk on."""

@@ -71,6 +71,25 @@ async def test_a_refused_event_raises_and_the_next_one_works(server: StandinServ
     assert server.sent("session.event")[1]["controls"][0]["data"]["transitions"][1] == {"actions": []}
 
 
+async def test_a_refused_path_leaves_the_keys_held(server: StandinServer, connect: Any) -> None:
+    refusal = ErrorMessage(code="bad_control", message="refused", field="controls[0].data", event_id=0)
+    server.behaviour.refuse_events = {number: refusal.model_copy(update={"event_id": number}) for number in (1, 2, 3)}
+    async with connect() as world:
+        await world.hold("w")
+        with pytest.raises(Refused):
+            await world.script([["q"]])
+        with pytest.raises(Refused):
+            await world.motion("velocity", translation=[0, 0, 9e9], rotation=[0, 0, 0, 1])
+        with pytest.raises(Refused):
+            await world.trajectory([])
+        await world.tap("d")
+        await world.script([["s"]])
+        await world.tap("d")
+    transitions = [event["controls"][0]["data"].get("transitions") for event in server.sent("session.event")]
+    assert transitions[4] == [{"actions": ["w", "d"]}, {"actions": ["w"]}]
+    assert transitions[6] == [{"actions": ["d"]}, {"actions": []}]
+
+
 async def test_messages_that_json_or_the_limit_forbid_are_not_sent(server: StandinServer, connect: Any) -> None:
     async with connect() as world:
         with pytest.raises(ValueError, match="JSON compliant"):
