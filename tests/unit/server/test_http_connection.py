@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from server.http_connection import REQUEST_HEAD_S, TimedHttpConnection
+from server.http_connection import READ_BYTES, REQUEST_HEAD_S, TimedHttpConnection
 from tests.support.virtual_time import run_virtual
 
 REQUEST = b"GET / HTTP/1.1\r\nhost: here\r\n\r\n"
@@ -87,3 +88,26 @@ def test_a_request_that_came_may_take_its_time_and_so_may_the_next_that_has_not_
         await asyncio.gather(answering, return_exceptions=True)
 
     run_virtual(main())
+
+
+async def test_little_is_read_at_once() -> None:
+    loop, sizes, lost = asyncio.get_running_loop(), [], asyncio.Event()
+    config = uvicorn.Config(nothing, ws="none", log_config=None)
+    config.load()
+
+    class Connection(TimedHttpConnection):
+        def data_received(self, data: bytes) -> None:
+            sizes.append(len(data))
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            super().connection_lost(exc)
+            lost.set()
+
+    here, there = socket.socketpair()
+    await loop.connect_accepted_socket(lambda: Connection(config, ServerState(), {}), here)
+    with there:
+        there.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8 * READ_BYTES)
+        there.sendall(bytes(4 * READ_BYTES))
+    await lost.wait()
+    assert sum(sizes) == 4 * READ_BYTES
+    assert max(sizes) <= READ_BYTES
