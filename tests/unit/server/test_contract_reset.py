@@ -90,6 +90,27 @@ def test_state_of_which_nothing_is_known_is_closed_and_opened_and_never_reset() 
     run_virtual(main())
 
 
+def test_the_events_of_a_chunk_whose_pictures_die_with_the_worker_are_answered_before_the_socket_is_closed() -> None:
+    async def main() -> None:
+        async with loop_serving(ContractWorker(tick_s=0.1, media_s=1.0)) as server:
+            client = await server.started()
+            await client.chunks(1)
+            client.send("session.pause")
+            await client.expect("session.state", state="paused")
+            await asyncio.sleep(5)
+            (actor,) = server.table.all()
+            num_chunks = actor.session.next_chunk_index
+            event_id = client.event()
+            client.send("session.unpause")
+            await asyncio.sleep(0.15)
+            assert actor.session.next_chunk_index == num_chunks + 1, "committed, and its pictures are on their way"
+            server.worker.dies()
+            assert await client.over() == 1012
+            assert (await client.expect("event.dropped", event_id=event_id))["reason"] == "failed"
+
+    run_virtual(main())
+
+
 @pytest.mark.parametrize(("fate", "phase"), [(Fate.ROLLED_BACK, Phase.FAILED), (Fate.REFUSED, Phase.ACTIVE)])
 def test_the_events_of_a_tick_that_came_to_nothing_are_answered(fate: Fate, phase: Phase) -> None:
     async def main() -> None:
