@@ -85,6 +85,9 @@ def test_state_of_which_nothing_is_known_is_closed_and_opened_and_never_reset() 
             client.send("session.reset")
             await client.expect("session.state", state="active", run=1)
             assert [kind for kind, *_ in worker.begun] == ["open", "reset", "open"]
+            client.send("session.reset")
+            await client.expect("session.state", state="active", run=2)
+            assert worker.begun[-1][0] == "reset", "what is known again is reset again"
             assert worker.violations == []
 
     run_virtual(main())
