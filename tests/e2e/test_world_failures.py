@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -13,7 +12,6 @@ from tests.support.server_client import image_field
 from tests.support.server_scripted import Server, serving
 from tests.support.server_worker import ScriptedWorker, model_info, other_tick
 from worldmodel.errors import OutcomeUnknown, RequestRefused, TickRolledBack
-from worldmodel.messages import TickCommitted
 
 
 @pytest.fixture
@@ -241,26 +239,6 @@ async def test_a_dead_worker_fails_all_its_sessions_at_once(server: Server) -> N
     reset = await server.connect()
     assert (await reset.resume(started[1]["resume_token"], 0))["run"] == 1
     assert (await reset.media()).header.run == 1
-
-
-async def test_events_of_a_chunk_on_its_way_are_dropped_before_a_dead_worker_closes_the_socket(server: Server) -> None:
-    """The chunk is committed and being encoded: its header will find no socket any more."""
-
-    def dies_behind(committed: TickCommitted) -> TickCommitted:
-        if committed.applied_event_ids:
-            asyncio.get_running_loop().call_soon(server.worker.dies)
-        return committed
-
-    server.worker.alter_tick = dies_behind
-    socket = await server.connect()
-    await socket.start()
-    await server.pause(socket)
-    await socket.send("session.event", event_id=1, prompt="x")
-    await socket.expect("event.queued", event_id=1)
-    await socket.send("session.unpause")
-    await socket.error(code="worker_unavailable")
-    await socket.expect("event.dropped", event_id=1, reason="failed")
-    assert await socket.closed() == 1012
 
 
 async def test_a_dead_worker_takes_tombstones_along(server: Server, caplog: pytest.LogCaptureFixture) -> None:
