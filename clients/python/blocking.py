@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Generic, Self, TypeVar, Unpack
 
 from clients.python.chunk import Chunk, Frame
 from clients.python.loop_thread import LoopThread
@@ -22,6 +22,8 @@ from clients.python.receipts import Applied, Receipt
 from clients.python.spectator import Spectator
 from clients.python.world import Image, WorldClient, WorldOptions
 from server.wire.messages import SessionStarted, SessionState, SessionWatching
+
+Client = TypeVar("Client", WorldClient, Spectator)
 
 
 def connect(url: str, **options: Unpack[WorldOptions]) -> World:
@@ -33,7 +35,7 @@ def watch(
     url: str, *, watch_token: str | None = None, session_id: str | None = None, token: str | None = None
 ) -> WatchedWorld:
     """Begin to watch somebody else's session. Arguments and errors are those of `Spectator`."""
-    return WatchedWorld(Spectator(url, watch_token=watch_token, session_id=session_id, token=token))
+    return WatchedWorld(lambda: Spectator(url, watch_token=watch_token, session_id=session_id, token=token))
 
 
 class BlockingReceipt:
@@ -63,25 +65,23 @@ class BlockingReceipt:
             return await self._receipt
 
 
-class World:
-    """One session on a server, see `WorldClient`, whose errors are those of the methods of the same name here.
+class _InThread(Generic[Client]):
+    """An asyncio client that lives in the loop of a thread, from its entering to its exit."""
 
-    Use it as a context manager, or `close` it. Not for use by two threads at a time, but for the steering: one may
-    take chunks while another steers.
-    """
-
-    def __init__(self, create: Callable[[], WorldClient]) -> None:
-        self._thread = LoopThread("world")
+    def __init__(self, name: str, create: Callable[[], Client]) -> None:
+        self._thread = LoopThread(name)
         try:
-            self._world = self._thread.run(self._open(create))
+            self._client: Client = self._thread.run(self._open(create))
         except BaseException:
             self._thread.stop()
             raise
 
     @staticmethod
-    async def _open(create: Callable[[], WorldClient]) -> WorldClient:
+    async def _open(create: Callable[[], Client]) -> Client:
         # Inside the loop, because the parts of a client belong to the loop that runs when they are made.
-        return await create().__aenter__()
+        client = create()
+        await client.__aenter__()
+        return client
 
     def __enter__(self) -> Self:
         return self
@@ -92,36 +92,47 @@ class World:
         self.close()
 
     def close(self) -> None:
-        """End the session, free its place and stop the thread. Closing twice is fine."""
+        """Leave what was entered, and stop the thread. Closing twice is fine."""
         if self._thread.is_running:
             try:
-                self._thread.run(self._world.__aexit__(None, None, None))
+                self._thread.run(self._client.__aexit__(None, None, None))
             finally:
                 self._thread.stop()
+
+
+class World(_InThread[WorldClient]):
+    """One session on a server, see `WorldClient`, whose errors are those of the methods of the same name here.
+
+    Use it as a context manager, or `close` it, which ends the session and frees its place. Not for use by two threads
+    at a time, but for the steering: one may take chunks while another steers.
+    """
+
+    def __init__(self, create: Callable[[], WorldClient]) -> None:
+        super().__init__("world", create)
 
     @property
     def session(self) -> SessionStarted:
         """What the server said when it last started or resumed the session."""
-        return self._world.session
+        return self._client.session
 
     @property
     def run(self) -> int:
         """Number of resets so far."""
-        return self._world.run
+        return self._client.run
 
     # ------------------------------------------------------------ steering
 
     def hold(self, *keys: str) -> BlockingReceipt:
         """Hold exactly these keys from now on; no keys release all."""
-        return self._receipt(self._thread.run(self._world.hold(*keys)))
+        return self._receipt(self._thread.run(self._client.hold(*keys)))
 
     def tap(self, *keys: str) -> BlockingReceipt:
         """Press keys for one latent frame, beside those that are held."""
-        return self._receipt(self._thread.run(self._world.tap(*keys)))
+        return self._receipt(self._thread.run(self._client.tap(*keys)))
 
     def script(self, frames: Sequence[Sequence[str]]) -> BlockingReceipt:
         """Press these keys in the next latent frames, one set each, then none."""
-        return self._receipt(self._thread.run(self._world.script(frames)))
+        return self._receipt(self._thread.run(self._client.script(frames)))
 
     def trajectory(
         self,
@@ -131,37 +142,39 @@ class World:
         intrinsics_size: Sequence[int] | None = None,
     ) -> BlockingReceipt:
         """Follow camera-to-world poses, 4x4 as nested lists, one a latent frame."""
-        path = self._world.trajectory(poses, intrinsics=intrinsics, intrinsics_size=intrinsics_size)
+        path = self._client.trajectory(poses, intrinsics=intrinsics, intrinsics_size=intrinsics_size)
         return self._receipt(self._thread.run(path))
 
     def motion(
         self, mode: str, *, translation: Sequence[float], rotation: Sequence[float], transition_chunks: int = 1
     ) -> BlockingReceipt:
         """Send an SE(3) "target" or "velocity"; the rotation is a unit quaternion x, y, z, w."""
-        sent = self._world.motion(mode, translation=translation, rotation=rotation, transition_chunks=transition_chunks)
+        sent = self._client.motion(
+            mode, translation=translation, rotation=rotation, transition_chunks=transition_chunks
+        )
         return self._receipt(self._thread.run(sent))
 
     def prompt(self, text: str) -> BlockingReceipt:
         """Change the prompt from the next chunk on."""
-        return self._receipt(self._thread.run(self._world.prompt(text)))
+        return self._receipt(self._thread.run(self._client.prompt(text)))
 
     def send_event(
         self, *, prompt: str | None = None, controls: Sequence[dict[str, Any]] | None = None
     ) -> BlockingReceipt:
         """Send one event and wait until it is queued."""
-        return self._receipt(self._thread.run(self._world.send_event(prompt=prompt, controls=controls)))
+        return self._receipt(self._thread.run(self._client.send_event(prompt=prompt, controls=controls)))
 
     def reset(self, *, prompt: str | None = None, image: Image | None = None, seed: int | None = None) -> None:
         """Start the rollout again. Without a prompt the new run has none; image and seed are kept unless given."""
-        self._thread.run(self._world.reset(prompt=prompt, image=image, seed=seed))
+        self._thread.run(self._client.reset(prompt=prompt, image=image, seed=seed))
 
     def pause(self) -> None:
         """Stop making chunks; events still queue."""
-        self._thread.run(self._world.pause())
+        self._thread.run(self._client.pause())
 
     def unpause(self) -> None:
         """Go on making chunks."""
-        self._thread.run(self._world.unpause())
+        self._thread.run(self._client.unpause())
 
     def _receipt(self, receipt: Receipt) -> BlockingReceipt:
         return BlockingReceipt(receipt, self._thread)
@@ -175,7 +188,7 @@ class World:
 
     def next_chunk(self, *, timeout_s: float | None = None) -> Chunk | None:
         """Take the next chunk, None when the session is closed. Raises `TimeoutError` as well."""
-        return self._thread.run(self._world.next_chunk(timeout_s=timeout_s))
+        return self._thread.run(self._client.next_chunk(timeout_s=timeout_s))
 
     def frames(self) -> Iterator[Frame]:
         """Iterate over the decoded media frames of the chunks, as they come."""
@@ -186,7 +199,7 @@ class World:
     @contextmanager
     def recording(self, path: Path | str) -> Iterator[Mp4Writer]:
         """Write every chunk that is taken in the meantime to an MP4 file."""
-        manager = self._world.recording(path)
+        manager = self._client.recording(path)
         writer = self._thread.run(manager.__aenter__())
         try:
             yield writer
@@ -195,50 +208,28 @@ class World:
 
     def save_mp4(self, path: Path | str, *, num_chunks: int | None = None) -> int:
         """Write the next chunks to an MP4 file, all until the session ends if no number is given; returns how many."""
-        return self._thread.run(self._world.save_mp4(path, num_chunks=num_chunks))
+        return self._thread.run(self._client.save_mp4(path, num_chunks=num_chunks))
 
     def report_shown(self, chunk: Chunk, *, buffered_s: float = 0.0) -> None:
         """Tell the server that the first frame of a chunk is on screen, and how much video is left from there."""
-        self._thread.run(self._world.report_shown(chunk, buffered_s=buffered_s))
+        self._thread.run(self._client.report_shown(chunk, buffered_s=buffered_s))
 
 
-class WatchedWorld:
+class WatchedWorld(_InThread[Spectator]):
     """A session that is watched, see `Spectator`. Use it as a context manager, or `close` it."""
 
-    def __init__(self, spectator: Spectator) -> None:
-        self._thread = LoopThread("world-spectator")
-        self._spectator = spectator
-        try:
-            self._thread.run(spectator.__aenter__())
-        except BaseException:
-            self._thread.stop()
-            raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Leave, and stop the thread. Closing twice is fine."""
-        if self._thread.is_running:
-            try:
-                self._thread.run(self._spectator.__aexit__(None, None, None))
-            finally:
-                self._thread.stop()
+    def __init__(self, create: Callable[[], Spectator]) -> None:
+        super().__init__("world-spectator", create)
 
     @property
     def session(self) -> SessionWatching:
         """What the server said when it was last joined."""
-        return self._spectator.session
+        return self._client.session
 
     @property
     def state(self) -> SessionState:
         """The session's state, as of the last chunk that was taken."""
-        return self._spectator.state
+        return self._client.state
 
     def chunks(self) -> Iterator[Chunk]:
         """Iterate over the chunks, some of which may be missing; ends when the session is closed."""
@@ -247,4 +238,4 @@ class WatchedWorld:
 
     def next_chunk(self) -> Chunk | None:
         """Take the next chunk, None when the session is closed."""
-        return self._thread.run(self._spectator.next_chunk())
+        return self._thread.run(self._client.next_chunk())
