@@ -119,8 +119,13 @@ async def serve_dialog(
         dialog.owner = context.auth.authenticate(websocket.headers, offered)
     except NotAllowed as error:
         dialog.send_error(error)
-    context.metrics.connections.inc()
     dialog.start_timer.start()
+    await serve_accepted(websocket, context, dialog, outbox)
+
+
+async def serve_accepted(websocket: WebSocket, context: ServerContext, dialog: Dialog, outbox: Outbox) -> None:
+    """Serve an accepted socket until it is over, under the server's limits and counted among its connections."""
+    context.metrics.connections.inc()
     try:
         await serve_socket(
             websocket,

@@ -18,7 +18,8 @@ from starlette.responses import PlainTextResponse
 from starlette.websockets import WebSocket
 
 from server.context import ServerContext
-from server.endpoint import BinaryFrame, Outbox, TextFrame, serve_socket
+from server.dialects.opening import serve_accepted
+from server.endpoint import BinaryFrame, Outbox, TextFrame
 from server.errors import BadInput, CloseCode, ErrorCode, NotAllowed, ServerError, Unavailable, UnknownId, from_worker
 from server.limits import check_prompt
 from server.robot_actor import EVICTED, REPLACED, RobotActor
@@ -72,18 +73,8 @@ async def robot_endpoint(websocket: WebSocket, context: ServerContext, form: Rob
     await websocket.accept()
     outbox = Outbox()
     dialog = RobotDialog(context, outbox, form=form, owner=owner)
-    context.metrics.connections.inc()
     dialog.open()
-    try:
-        await serve_socket(
-            websocket,
-            dialog,
-            outbox,
-            stall_timeout_s=context.config.session.stall_timeout_s,
-            max_messages_per_second=context.config.limits.max_messages_per_second,
-        )
-    finally:
-        context.metrics.connections.dec()
+    await serve_accepted(websocket, context, dialog, outbox)
 
 
 async def unsupported_endpoint(websocket: WebSocket, context: ServerContext) -> None:
