@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from torch import nn
 
 from kvcache.errors import BudgetTooSmall
 from kvcache.spec import KVSpec
-from worldmodel.kernels.fused_layer import Projections, large_linears
+from worldmodel.errors import LoadFailed
+from worldmodel.kernels.fused_layer import large_linears
 from worldmodel.wan.precision import PrecisionPlan
+from worldmodel.wan.transformer import WanTransformer
 
 CARDS_GB = (24.0, 48.0, 80.0, 141.0)
 
@@ -26,19 +27,6 @@ MAX_SESSIONS = 64
 
 SCALE_BYTES = 4
 """Of a float8 weight, for each of its outputs."""
-
-
-class InspectedLayer(Protocol):
-    """A layer as far as its number format goes; a transformer holds its layers as `layers`."""
-
-    @property
-    def self_attn(self) -> Projections: ...
-
-    @property
-    def cross_attn(self) -> Projections: ...
-
-    @property
-    def ffn(self) -> nn.Sequential: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,12 +74,12 @@ def num_parameters(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def transformer_bytes(transformer: nn.Module, layers: Iterable[InspectedLayer], plan: PrecisionPlan) -> int:
+def transformer_bytes(transformer: WanTransformer, plan: PrecisionPlan) -> int:
     """Count a transformer's weights on the device. The few float32 parts are counted as its linears are."""
     total = num_parameters(transformer) * plan.linear.itemsize
     if not plan.quantizes_linears:
         return total
-    for layer in layers:
+    for layer in transformer.layers:
         for linear in large_linears(layer.self_attn, layer.cross_attn, layer.ffn):
             total += linear.out_features * SCALE_BYTES - linear.weight.numel() * (plan.linear.itemsize - 1)
     return total
@@ -117,3 +105,12 @@ def card_capacity(card_gb: float, spec: KVSpec, weights_bytes: int) -> CardCapac
     except BudgetTooSmall:
         return CardCapacity(card_gb=card_gb, sessions=0, spare_bytes=0)
     return CardCapacity(card_gb=card_gb, sessions=sessions, spare_bytes=max(0, free_bytes - spec.required_bytes(1)))
+
+
+def problems_of(check: Callable[[], None]) -> tuple[str, ...]:
+    """Run what refuses by `LoadFailed`, and return its reason."""
+    try:
+        check()
+    except LoadFailed as error:
+        return (error.message,)
+    return ()

@@ -17,6 +17,7 @@ from worldmodel.checkpoint.inspection import (
     Inspection,
     card_capacity,
     num_parameters,
+    problems_of,
     session_memory,
     transformer_bytes,
 )
@@ -136,7 +137,7 @@ def _weights(checkpoint: DreamZeroCheckpoint, modules: EmptyModules, plan: Preci
     """Count device bytes of the weights."""
     text = checkpoint.tensors[TEXT_ENCODER].values()
     return {
-        "transformer_weights_bytes": transformer_bytes(modules.transformer, modules.transformer.layers, plan),
+        "transformer_weights_bytes": transformer_bytes(modules.transformer, plan),
         "vae_weights_bytes": num_parameters(modules.vae) * plan.vae.itemsize,
         "image_encoder_weights_bytes": num_parameters(modules.image_encoder) * plan.linear.itemsize,
         "text_encoder_on_device_bytes": sum(info.num_elements for info in text) * plan.text_encoder.itemsize,
@@ -196,8 +197,4 @@ def _choice_problems(
 ) -> tuple[str, ...]:
     if device is None or options is None:
         return ()
-    try:
-        check_choices(checkpoint.sizes, options, plan, device, spec)
-    except LoadFailed as error:
-        return (error.message,)
-    return ()
+    return problems_of(lambda: check_choices(checkpoint.sizes, options, plan, device, spec))

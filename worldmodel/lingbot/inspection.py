@@ -17,11 +17,11 @@ from worldmodel.checkpoint.inspection import (
     Inspection,
     card_capacity,
     num_parameters,
+    problems_of,
     session_memory,
     transformer_bytes,
 )
 from worldmodel.checkpoint.safetensors_header import TensorInfo
-from worldmodel.errors import LoadFailed
 from worldmodel.lingbot.acceleration import check_choices
 from worldmodel.lingbot.camera import TOKEN_PIXELS
 from worldmodel.lingbot.config import LingBotOptions
@@ -91,11 +91,7 @@ def _choice_problems(
 ) -> tuple[str, ...]:
     if device is None:
         return ()
-    try:
-        check_choices(empty.transformer.config, options, plan, device, spec)
-    except LoadFailed as error:
-        return (error.message,)
-    return ()
+    return problems_of(lambda: check_choices(empty.transformer.config, options, plan, device, spec))
 
 
 def _placement(
@@ -156,7 +152,7 @@ def _weights(empty: EmptyModel, plan: PrecisionPlan, placement: TextPlacement) -
     elif placement is TextPlacement.STREAMED:
         text_bytes = NUM_SLOTS * num_parameters(empty.text_encoder.layers[0]) * plan.text_encoder.itemsize
     return {
-        "transformer_weights_bytes": transformer_bytes(empty.transformer, empty.transformer.layers, plan),
+        "transformer_weights_bytes": transformer_bytes(empty.transformer, plan),
         "vae_weights_bytes": num_parameters(empty.vae) * plan.vae.itemsize,
         "text_encoder_on_device_bytes": text_bytes,
     }
