@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from worldmodel.lingbot.empty_model import random_checkpoint
-from worldmodel.wan.text_encoder import TextEncoder, TextPlacement, load_text_encoder
+from worldmodel.wan.text_encoder import TextEncoder, load_text_encoder
+from worldmodel.wan.text_names import TextPlacement
 
 pytestmark = pytest.mark.gpu
 

@@ -22,7 +22,8 @@ from worldmodel.lingbot.weights import LoadedModel
 from worldmodel.messages import MediaFormat, SessionId, StartWorker
 from worldmodel.runtime import Runtime
 from worldmodel.wan.flow_scheduler import nominal_table
-from worldmodel.wan.text_encoder import TextCleaning, TextEncoder
+from worldmodel.wan.text_encoder import TextEncoder
+from worldmodel.wan.text_names import TextCleaning
 from worldmodel.wan.vae import WanVAE
 
 WIDTH, HEIGHT = 48, 32

@@ -37,6 +37,7 @@ from worldmodel.dreamzero.transformer import DreamZeroTransformer
 from worldmodel.dreamzero.wide_vae import WideObservationVAE
 from worldmodel.messages import LoadStage
 from worldmodel.wan.precision import PrecisionPlan
+from worldmodel.wan.text_names import TextCleaning
 from worldmodel.wan.umt5 import UMT5Encoder, parse_umt5_config
 
 
@@ -94,7 +95,7 @@ def load_model(
             names everything found.
     """
     # Imported here, so that a model made without a checkpoint needs no tokenizer library.
-    from worldmodel.wan.text_encoder import TextCleaning, load_text_encoder, load_tokenizer
+    from worldmodel.wan.text_encoder import load_text_encoder, load_tokenizer
 
     progress(LoadStage.CHECKPOINT, 0.0, "")
     checkpoint, robot = read_checkpoint(path, options)

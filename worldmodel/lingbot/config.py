@@ -13,6 +13,7 @@ from enum import StrEnum
 
 from worldmodel.json_checks import JsonReader
 from worldmodel.kernels.names import AttentionChoice, LayerOperations
+from worldmodel.wan.text_names import TextCleaning, TextPlacement
 
 OFFICIAL_WIDTH = 832
 OFFICIAL_HEIGHT = 480
@@ -108,21 +109,6 @@ PRESETS: dict[Preset, dict[str, float]] = {
     },
 }
 """What each preset sets (LingBot-World v2 official code: run_fast.sh, generate.py and the checkpoint's configs)."""
-
-
-class TextCleaning(StrEnum):
-    """How a prompt is cleaned before the tokenizer: whitespace only, or also mojibake and HTML entities."""
-
-    WHITESPACE = "whitespace"
-    OFFICIAL = "official"
-
-
-class TextPlacement(StrEnum):
-    """Where the weights of the text encoder are: on the device, streamed to it per prompt, or on the CPU."""
-
-    RESIDENT = "resident"
-    STREAMED = "streamed"
-    CPU = "cpu"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,8 @@ from worldmodel.lingbot.empty_model import EmptyModel, build_empty, find_problem
 from worldmodel.lingbot.memory import plan_kv
 from worldmodel.wan.layer_stream import NUM_SLOTS
 from worldmodel.wan.precision import PrecisionPlan, precision_plan
-from worldmodel.wan.text_encoder import TextPlacement, default_placement
+from worldmodel.wan.text_encoder import default_placement
+from worldmodel.wan.text_names import TextPlacement
 
 
 def inspect_checkpoint(
@@ -100,7 +101,7 @@ def _placement(
     if text_encoder is not None:
         return TextPlacement(text_encoder)
     if options.text_encoder is not None:
-        return TextPlacement(options.text_encoder.value)
+        return options.text_encoder
     return default_placement(empty.text_encoder, plan.text_encoder, torch.device("cuda"))
 
 

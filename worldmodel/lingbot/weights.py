@@ -23,7 +23,7 @@ from worldmodel.lingbot.transformer import LingBotTransformer
 from worldmodel.lingbot.transformer_config import TransformerConfig
 from worldmodel.messages import LoadStage
 from worldmodel.wan.precision import PrecisionPlan
-from worldmodel.wan.text_encoder import TextCleaning, TextEncoder, TextPlacement, load_text_encoder, load_tokenizer
+from worldmodel.wan.text_encoder import TextEncoder, load_text_encoder, load_tokenizer
 from worldmodel.wan.vae import WanVAE
 
 logger = logging.getLogger(__name__)
@@ -79,10 +79,10 @@ def load_model(
     text_encoder = load_text_encoder(
         checkpoint,
         text_len=empty.transformer.config.text_rows,
-        cleaning=TextCleaning(options.text_cleaning.value),
+        cleaning=options.text_cleaning,
         dtype=plan.text_encoder,
         device=device,
-        placement=None if options.text_encoder is None else TextPlacement(options.text_encoder.value),
+        placement=options.text_encoder,
         tokenizer=tokenizer,
         progress=_at(LoadStage.TEXT_ENCODER, progress),
     )

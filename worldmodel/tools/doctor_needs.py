@@ -13,7 +13,7 @@ from worldmodel.messages import StartWorker
 from worldmodel.tools.amounts import bytes_text, parameters_text
 from worldmodel.tools.doctor import STAGING_BYTES, Needs
 from worldmodel.tools.doctor_offload import streamed_needs
-from worldmodel.wan.text_encoder import TextPlacement
+from worldmodel.wan.text_names import TextPlacement
 
 
 def checkpoint_needs(start: StartWorker, *, has_device: bool) -> tuple[str, tuple[str, ...], Needs | None]:

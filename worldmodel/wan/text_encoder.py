@@ -13,7 +13,6 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from worldmodel.checkpoint.errors import CheckpointError
 from worldmodel.checkpoint.json_file import read_json_object
 from worldmodel.checkpoint.loading import Progress
 from worldmodel.wan.layer_stream import StreamedLayers
+from worldmodel.wan.text_names import TextCleaning, TextPlacement
 from worldmodel.wan.umt5 import UMT5Encoder, UMT5Layer, parse_umt5_config
 
 RESIDENT_BYTES = 2 * 1024**3
@@ -37,28 +37,6 @@ TOKENIZER_FILES = (VOCABULARY_FILE, "spiece.model", "tokenizer_config.json")
 """What a tokenizer can be loaded from; the last alone is enough for one without a vocabulary (bytes)."""
 
 JSON_FILES = (VOCABULARY_FILE, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
-
-
-class TextPlacement(StrEnum):
-    """Where the encoder's weights are.
-
-    RESIDENT: on the device. STREAMED: page-locked on the host, on the device layer by layer while a prompt is encoded.
-    CPU: on the host, which computes.
-    """
-
-    RESIDENT = "resident"
-    STREAMED = "streamed"
-    CPU = "cpu"
-
-
-class TextCleaning(StrEnum):
-    """How a prompt is cleaned before it is cut into tokens.
-
-    WHITESPACE: runs of white space become one space. OFFICIAL: repairs broken Unicode and unescapes HTML twice before.
-    """
-
-    WHITESPACE = "whitespace"
-    OFFICIAL = "official"
 
 
 def clean_text(prompt: str, cleaning: TextCleaning) -> str:

@@ -13,7 +13,7 @@ import torch
 from worldmodel.checkpoint.errors import CheckpointError
 from worldmodel.checkpoint.plan import CheckpointPlan
 from worldmodel.checkpoint.writer import write_checkpoint
-from worldmodel.lingbot.config import LingBotOptions, TextPlacement, parse_options
+from worldmodel.lingbot.config import LingBotOptions, parse_options
 from worldmodel.lingbot.empty_model import open_any
 from worldmodel.lingbot.layout import Layout, plan_checkpoint
 from worldmodel.lingbot.original_layout import (
@@ -26,6 +26,7 @@ from worldmodel.lingbot.original_layout import (
 from worldmodel.lingbot.published import FULL, TINY
 from worldmodel.lingbot.weights import LoadedModel, load_model
 from worldmodel.wan.precision import precision_plan
+from worldmodel.wan.text_names import TextPlacement
 
 WIDTH, FFN = 5120, 13824
 

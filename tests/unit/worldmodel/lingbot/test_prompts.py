@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from worldmodel.lingbot.prompts import REMEMBERED_PROMPTS, PromptEncoder
-from worldmodel.wan.text_encoder import TextCleaning, TextEncoder
+from worldmodel.wan.text_encoder import TextEncoder
+from worldmodel.wan.text_names import TextCleaning
 
 
 class CountingEncoder(TextEncoder):

@@ -15,13 +15,12 @@ from worldmodel.checkpoint.diffusers import open_checkpoint
 from worldmodel.checkpoint.errors import CheckpointError
 from worldmodel.lingbot.published import FULL, TINY
 from worldmodel.wan.text_encoder import (
-    TextCleaning,
     TextEncoder,
-    TextPlacement,
     clean_text,
     default_placement,
     load_text_encoder,
 )
+from worldmodel.wan.text_names import TextCleaning, TextPlacement
 from worldmodel.wan.umt5 import UMT5Encoder, parse_umt5_config
 
 DEMO = Path(worldmodel.__file__).parent / "data" / "demo_world"
