@@ -15,7 +15,7 @@ from websockets.sync.client import ClientConnection, connect
 from server.wire.robot_arrays import pack_message, unpack_message
 from tests.support.browser_chromium import WatchedPage
 from tests.support.robot_client import CAMERAS, HEIGHT, JOINTS, WIDTH
-from tests.support.server_process import ServerProcess, running_command
+from tests.support.server_process import ServerProcess, running_configuration
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
 
@@ -38,10 +38,7 @@ cpu_threads = 1
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    config = tmp_path_factory.mktemp("robots") / "robot.toml"
-    config.write_text(CONFIG, encoding="utf-8")
-    with running_command("server", "serve", str(config), "--port", "0") as server:
-        server.until_ready()
+    with running_configuration(tmp_path_factory.mktemp("robots"), CONFIG) as server:
         yield server
 
 

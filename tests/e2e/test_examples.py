@@ -26,7 +26,7 @@ from server.wire.binary import pack_chunk
 from server.wire.messages import StreamFormat
 from tests.support import game_fixtures, game_tools
 from tests.support.game_tools import GAMES
-from tests.support.server_process import ServerProcess, running_command
+from tests.support.server_process import ServerProcess, running_configuration
 
 GAME_CHUNKS = 3
 
@@ -55,11 +55,9 @@ cpu_threads = 1
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    config = tmp_path_factory.mktemp("examples") / "fake.toml"
-    config.write_text(CONFIG.format(folder=config.parent), encoding="utf-8")
-    (config.parent / "start.png").write_bytes(png())
-    with running_command("server", "serve", str(config), "--port", "0") as process:
-        process.until_ready()
+    folder = tmp_path_factory.mktemp("examples")
+    (folder / "start.png").write_bytes(png())
+    with running_configuration(folder, CONFIG.format(folder=folder)) as process:
         yield process
 
 

@@ -24,7 +24,7 @@ from clients.examples import robot_replay
 from server.wire.robot_arrays import pack_message, unpack_message
 from tests.support.openpi_process import OpenPiClient
 from tests.support.robot_client import CAMERAS, HEIGHT, JOINTS, OFFICIAL, OPENPI, WIDTH, RobotSocket
-from tests.support.server_process import ServerProcess, running_command
+from tests.support.server_process import ServerProcess, running_configuration
 from worldmodel.fake_robot import EMPTY, actions_of, observe
 
 CONFIG = f"""\
@@ -51,10 +51,7 @@ restart_backoff_s = 0.1
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    config = tmp_path_factory.mktemp("robots") / "robot.toml"
-    config.write_text(CONFIG, encoding="utf-8")
-    with running_command("server", "serve", str(config), "--port", "0") as server:
-        server.until_ready()
+    with running_configuration(tmp_path_factory.mktemp("robots"), CONFIG) as server:
         yield server
 
 

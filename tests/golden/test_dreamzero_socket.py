@@ -20,7 +20,7 @@ from tests.support.dreamzero_checkpoint import call_arrays, start_worker, write_
 from tests.support.dreamzero_golden import assert_close, manifest, tensors
 from tests.support.openpi_process import OpenPiClient
 from tests.support.robot_client import OFFICIAL, OPENPI, RobotSocket
-from tests.support.server_process import ServerProcess, running_command
+from tests.support.server_process import ServerProcess, running_configuration
 
 CONFIG = """\
 [model]
@@ -49,13 +49,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("dreamzero")
     checkpoint = write_checkpoint(folder / "checkpoint")
     size = start_worker(checkpoint)
-    config = folder / "dreamzero.toml"
     options = {key: value for key, value in json.loads(size.model_options).items() if value is not None}
     lines = "\n".join(f"{key} = {json.dumps(value)}" for key, value in options.items())
     text = CONFIG.format(checkpoint=checkpoint.as_posix(), width=size.width, height=size.height, options=lines)
-    config.write_text(text, encoding="utf-8")
-    with running_command("server", "serve", str(config), "--port", "0") as server:
-        server.until_ready()
+    with running_configuration(folder, text) as server:
         yield server
 
 

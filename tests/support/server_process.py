@@ -110,8 +110,16 @@ def server_process(
     folder: Path, *flags: str, capacity: int = 3, chunk_ms: float = 20.0, load_ms: float = 0.0, wait: bool = True
 ) -> Iterator[ServerProcess]:
     """Start a server of the fake model on a free port; with `wait` until it is ready."""
-    config = folder / "fake.toml"
-    config.write_text(CONFIG.format(capacity=capacity, chunk_ms=chunk_ms, load_ms=load_ms), encoding="utf-8")
+    text = CONFIG.format(capacity=capacity, chunk_ms=chunk_ms, load_ms=load_ms)
+    with running_configuration(folder, text, *flags, wait=wait) as server:
+        yield server
+
+
+@contextmanager
+def running_configuration(folder: Path, text: str, *flags: str, wait: bool = True) -> Iterator[ServerProcess]:
+    """Start a server of a configuration, kept in a folder, on a free port; with `wait` until it is ready."""
+    config = folder / "server.toml"
+    config.write_text(text, encoding="utf-8")
     with running_command("server", "serve", str(config), "--port", "0", *flags) as server:
         if wait:
             server.until_ready()
