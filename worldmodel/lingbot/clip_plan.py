@@ -55,7 +55,7 @@ def plan_with(wish: ClipWish, options: LingBotOptions, *, latent_frames_per_chun
         num_poses = len(clip.poses_n44)
     count = num_latent_frames(wish.num_media_frames, num_poses, latent_frames_per_chunk)
     num_media_frames = MEDIA_FRAMES_PER_LATENT_FRAME * (count - 1) + 1
-    _check_length(wish, count, num_media_frames, num_poses, latent_frames_per_chunk)
+    _check_length(wish, num_media_frames, num_poses, latent_frames_per_chunk)
     if options.noise_layout is NoiseLayout.OFFICIAL_WHOLE_CLIP:
         _check_noise(count, latent_frames_per_chunk)
     controls: tuple[Control, ...] = ()
@@ -144,7 +144,7 @@ def _load_clip(folder: Path) -> CameraClip:
         raise _refusal("camera_folder", f"{folder}: {error.message.removeprefix('folder: ')}") from error
 
 
-def _check_length(wish: ClipWish, count: int, num_media_frames: int, num_poses: int, chunk_frames: int) -> None:
+def _check_length(wish: ClipWish, num_media_frames: int, num_poses: int, chunk_frames: int) -> None:
     """Refuse a length that whole chunks do not give, unless the wish is to trim it."""
     further = MEDIA_FRAMES_PER_LATENT_FRAME * chunk_frames
     first = further - MEDIA_FRAMES_PER_LATENT_FRAME + 1
@@ -164,7 +164,6 @@ def _check_length(wish: ClipWish, count: int, num_media_frames: int, num_poses: 
         raise _refusal(
             "camera_folder", f"expected at least {wish.num_media_frames} poses, one a frame, got {num_poses}"
         )
-    assert count % chunk_frames == 0
 
 
 def _check_poses(count: int, options: LingBotOptions) -> None:

@@ -34,7 +34,10 @@ MIN_FLOW_SHIFT = 0.01
 MAX_FLOW_SHIFT = 100.0
 
 MAX_PATH_CHARS = 4096
+
+MIN_FOCAL_PX = 1e-3
 MAX_PIXELS = 65536.0
+"""Bounds of intrinsics in pixels, wherever they come from: options, controls, files."""
 
 _READER = JsonReader(code="bad_options", root="options")
 
@@ -132,8 +135,8 @@ class ReferenceIntrinsics:
 class LingBotOptions:
     """Everything about the model that a configuration file may choose.
 
-    `preset` gives those of the next four that are not given themselves. `flow_shift`, `sink_latent_frames`,
-    `visible_latent_frames` (sink + window) and `latent_frames_per_chunk`: None takes the checkpoint's value.
+    `flow_shift`, `sink_latent_frames`, `visible_latent_frames` (sink + window) and `latent_frames_per_chunk`: None
+    takes the checkpoint's value; `preset` sets those of the four that are not given themselves.
     `noise_clip_latent_frames` is the length of the clip for the layout that needs one. `camera_scale`: None takes the
     rule of the control in force, which is `chunk_max` for keys and key scripts, `clip_max` for trajectories and camera
     folders, and `unit` for motions. `reference_intrinsics`: None means 500 px of focal length at the target size and a
@@ -293,7 +296,7 @@ def _read_intrinsics(value: object) -> ReferenceIntrinsics | None:
         return _READER.read_number(table[key], f"{path}.{key}", minimum=-MAX_PIXELS, maximum=MAX_PIXELS)
 
     def positive(key: str) -> float:
-        return _READER.read_number(table[key], f"{path}.{key}", minimum=1e-3, maximum=MAX_PIXELS)
+        return _READER.read_number(table[key], f"{path}.{key}", minimum=MIN_FOCAL_PX, maximum=MAX_PIXELS)
 
     def side(key: str) -> int:
         return _READER.read_integer(table[key], f"{path}.{key}", minimum=1, maximum=int(MAX_PIXELS))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from worldmodel.lingbot.config import MAX_PIXELS, MAX_TRAJECTORY_POSES
+from worldmodel.lingbot.config import MAX_PIXELS, MAX_TRAJECTORY_POSES, MIN_FOCAL_PX
 from worldmodel.lingbot.controls import (
     ACTION_ORDER,
     ACTIONS_SCHEMA,
@@ -65,7 +65,7 @@ def control_schemas() -> dict[str, object]:
 
 def _trajectory_schema() -> dict[str, Any]:
     coordinate = _number(-MAX_COORDINATE, MAX_COORDINATE)
-    focal, centre = _number(1e-3, MAX_PIXELS), _number(-MAX_PIXELS, MAX_PIXELS)
+    focal, centre = _number(MIN_FOCAL_PX, MAX_PIXELS), _number(-MAX_PIXELS, MAX_PIXELS)
     row = {
         "type": "array",
         "prefixItems": [focal, focal, centre, centre],

@@ -18,7 +18,13 @@ from typing import Any
 
 from worldmodel.errors import RequestRefused
 from worldmodel.json_checks import JsonReader, nearest
-from worldmodel.lingbot.config import MAX_PIXELS, MAX_TRAJECTORY_POSES, OFFICIAL_HEIGHT, OFFICIAL_WIDTH
+from worldmodel.lingbot.config import (
+    MAX_PIXELS,
+    MAX_TRAJECTORY_POSES,
+    MIN_FOCAL_PX,
+    OFFICIAL_HEIGHT,
+    OFFICIAL_WIDTH,
+)
 from worldmodel.messages import Control
 
 CAMERA_TRACK = "camera"
@@ -40,7 +46,6 @@ MAX_TRANSITIONS = 256
 MAX_SCRIPT_LATENT_FRAMES = 4096
 MAX_TRANSITION_CHUNKS = 256
 MAX_COORDINATE = 1e6
-MIN_FOCAL_PX = 1e-3
 MAX_CLIENT_TS_MS = 2.0**53
 MAX_FOLDER_CHARS = 256
 FOLDER_PATTERN = "^[A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*$"

@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from worldmodel.errors import RequestRefused
-from worldmodel.lingbot.config import MAX_PIXELS
-from worldmodel.lingbot.controls import MAX_COORDINATE, MIN_FOCAL_PX, ROTATION_TOLERANCE
+from worldmodel.lingbot.config import MAX_PIXELS, MIN_FOCAL_PX
+from worldmodel.lingbot.controls import MAX_COORDINATE, ROTATION_TOLERANCE
 from worldmodel.lingbot.poses import (
     Float64,
     quaternions_from_rotations,

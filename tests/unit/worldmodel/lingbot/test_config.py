@@ -8,6 +8,7 @@ import pytest
 
 from worldmodel.errors import RequestRefused
 from worldmodel.lingbot.config import (
+    MIN_FOCAL_PX,
     CameraScale,
     EventTiming,
     LingBotOptions,
@@ -96,6 +97,11 @@ def test_an_override_wins_over_the_preset() -> None:
         ({"reference_intrinsics": [1, 2]}, "reference_intrinsics", "an object"),
         ({"reference_intrinsics": {"width": 832}}, "reference_intrinsics.height", "missing"),
         ({"reference_intrinsics": INTRINSICS | {"fx": 0}}, "reference_intrinsics.fx", "got 0"),
+        (
+            {"reference_intrinsics": INTRINSICS | {"fy": 0.99 * MIN_FOCAL_PX}},
+            "reference_intrinsics.fy",
+            "from 0.001 to 65536",
+        ),
         ({"reference_intrinsics": INTRINSICS | {"f": 1}}, "reference_intrinsics.f", "unknown key"),
         ({"preset": "offical"}, "preset", "one of checkpoint, command"),
         ({"preset": "checkpoint", "visible_latent_frames": 11}, "visible_latent_frames", "at least 12"),

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from worldmodel.errors import RequestRefused
+from worldmodel.lingbot.config import MIN_FOCAL_PX, parse_options
 from worldmodel.lingbot.control_schemas import control_schemas
 from worldmodel.lingbot.controls import (
     ACTIONS_SCHEMA,
@@ -31,6 +35,7 @@ from worldmodel.lingbot.controls import (
     decode_control,
     parse_control,
 )
+from worldmodel.lingbot.trajectory import load_clip
 from worldmodel.messages import Control
 
 IDENTITY = [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
@@ -107,6 +112,7 @@ STRETCHED = [[1.01, 0, 0, 0], *IDENTITY[1:]]
         (TRAJECTORY_SCHEMA, {"poses": [[[1, 0, 0, math.inf], *IDENTITY[1:]]]}, "poses[0][0][3]"),
         (TRAJECTORY_SCHEMA, {"poses": [IDENTITY] * 3, "intrinsics": [[1, 1, 0, 0]] * 2}, "intrinsics"),
         (TRAJECTORY_SCHEMA, {"poses": [IDENTITY], "intrinsics": [[0, 1, 0, 0]]}, "intrinsics[0][0]"),
+        (TRAJECTORY_SCHEMA, {"poses": [IDENTITY], "intrinsics": [[1, 0.99 * MIN_FOCAL_PX, 0, 0]]}, "intrinsics[0][1]"),
         (TRAJECTORY_SCHEMA, {"poses": [IDENTITY], "intrinsics_size": [832, 480]}, "intrinsics_size"),
         (MOTION_SCHEMA, MOTION | {"mode": "w"}, "mode"),
         (MOTION_SCHEMA, MOTION | {"translation": [0, math.nan, 0]}, "translation[1]"),
@@ -204,6 +210,30 @@ GOOD: dict[str, st.SearchStrategy[Any]] = {
         optional={"rotation": st.just([0, 0.6, 0, 0.8]), "transition_chunks": st.integers(0, 3)},
     ),
 }
+
+
+@pytest.mark.parametrize("focal_px", [MIN_FOCAL_PX, 0.99 * MIN_FOCAL_PX])
+def test_options_controls_schemas_and_files_have_one_smallest_focal_length(focal_px: float, tmp_path: Path) -> None:
+    np.save(tmp_path / "poses.npy", np.eye(4)[None])
+    np.save(tmp_path / "intrinsics.npy", np.array([[500.0, focal_px, 416.0, 240.0]]))
+    pinhole = {"width": 832, "height": 480, "fx": 500.0, "fy": focal_px, "cx": 416.0, "cy": 240.0}
+    data = {"poses": [IDENTITY], "intrinsics": [[500.0, focal_px, 416.0, 240.0]]}
+
+    def fits(check: Callable[[], object]) -> bool:
+        try:
+            check()
+        except (RequestRefused, jsonschema.ValidationError):
+            return False
+        return True
+
+    schemas: dict[str, Any] = dict(control_schemas())
+    doors: list[Callable[[], object]] = [
+        lambda: parse_options({"reference_intrinsics": pinhole}),
+        lambda: parse_control("camera", TRAJECTORY_SCHEMA, data),
+        lambda: jsonschema.validate(data, schemas[TRAJECTORY_SCHEMA]),
+        lambda: load_clip(tmp_path),
+    ]
+    assert [fits(door) for door in doors] == [focal_px >= MIN_FOCAL_PX] * 4
 
 
 def test_every_schema_is_described() -> None:

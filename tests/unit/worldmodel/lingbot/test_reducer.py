@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from worldmodel.errors import RequestRefused
-from worldmodel.lingbot.camera_sources import CameraReducerState, HeldKeys, fold_keys
+from worldmodel.lingbot.camera_sources import SMALLEST_STEP, CameraReducerState, HeldKeys, fold_keys
 from worldmodel.lingbot.config import CameraScale, LingBotOptions, ReferenceIntrinsics
 from worldmodel.lingbot.controls import ACTIONS_SCHEMA, MOTION_SCHEMA, TRAJECTORY_SCHEMA, Action, parse_control
 from worldmodel.lingbot.poses import framewise, rotation_x, rotation_y
@@ -297,6 +297,17 @@ def test_scales_of_a_straight_and_a_diagonal_step() -> None:
 def test_a_camera_that_only_turns_has_no_translation_to_scale() -> None:
     plans = run(reducer(), [keys(0, "wd")], [keys(1, "jk")])
     assert np.array_equal(plans[1].relative_n44[:, :3, 3], np.zeros((3, 3)))
+
+
+@pytest.mark.parametrize("rule", [CameraScale.CLIP_MAX, CameraScale.CHUNK_MAX])
+@pytest.mark.parametrize(("step", "scaled_step"), [(SMALLEST_STEP, SMALLEST_STEP), (2 * SMALLEST_STEP, 1.0)])
+def test_steps_that_are_rounding_are_not_scaled_up_to_motion(
+    rule: CameraScale, step: float, scaled_step: float
+) -> None:
+    poses = np.tile(np.eye(4), (3, 1, 1))
+    poses[:, 0, 3] = step * np.arange(3)
+    plan = run(reducer(LingBotOptions(camera_scale=rule)), [trajectory(0, poses)])[0]
+    assert norms(plan) == pytest.approx([0.0, scaled_step, scaled_step], rel=1e-6)
 
 
 def test_reference_intrinsics_replace_the_500_px_rule() -> None:
