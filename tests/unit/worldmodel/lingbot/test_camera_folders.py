@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
+import torch
+from torch.nn import functional
 
+from tests.support.lingbot_tiny import cache_of, tiny_adapter
+from worldmodel.adapter import SessionOpening
 from worldmodel.errors import RequestRefused
+from worldmodel.lingbot.adapter import LingBotAdapter
+from worldmodel.lingbot.camera import camera_features
 from worldmodel.lingbot.config import CameraScale, LingBotOptions
 from worldmodel.lingbot.controls import FOLDER_SCHEMA, TRAJECTORY_SCHEMA, parse_control
 from worldmodel.lingbot.poses import rotation_y
 from worldmodel.lingbot.reducer import CameraPlan, CameraReducer
 from worldmodel.lingbot.trajectory import MAX_FILE_POSES
-from worldmodel.messages import Control, ControlEvent
+from worldmodel.messages import Control, ControlEvent, MediaFormat, RequestId, SessionId, Tick
 
 COUNT = 3
 INTRINSICS = [502.0, 503.0, 415.0, 239.0]
@@ -27,10 +34,15 @@ def poses(count: int) -> np.ndarray:
     return path
 
 
-def write(folder: Path, count: int) -> Path:
+def zoom(count: int) -> np.ndarray:
+    """Return a row of intrinsics for each pose, no two alike in any number."""
+    return np.array(INTRINSICS) * (1.0 + 0.01 * np.arange(count))[:, None]
+
+
+def write(folder: Path, count: int, intrinsics: np.ndarray | None = None) -> Path:
     folder.mkdir(parents=True)
     np.save(folder / "poses.npy", poses(count))
-    np.save(folder / "intrinsics.npy", np.array([INTRINSICS]))
+    np.save(folder / "intrinsics.npy", np.array([INTRINSICS]) if intrinsics is None else intrinsics)
     return folder
 
 
@@ -59,6 +71,58 @@ def test_a_folder_is_the_trajectory_of_every_fourth_pose(tmp_path: Path) -> None
         assert np.array_equal(plan.relative_n44, twin.relative_n44)
         assert np.array_equal(plan.intrinsics_n4, twin.intrinsics_n4)
         assert plan.scale is CameraScale.CLIP_MAX
+
+
+def test_every_latent_frame_has_the_intrinsics_of_its_own_pose(tmp_path: Path) -> None:
+    write(tmp_path / "zoom", 21, zoom(21))
+    plans = follow(tmp_path, "zoom", chunks=3)
+    rows = zoom(21)[::4] * np.array([160 / 832, 96 / 480, 160 / 832, 96 / 480])
+    # The path ends after six latent frames; the camera keeps what it had.
+    want = np.concatenate([rows, np.tile(rows[-1], (3, 1))])
+    assert np.abs(np.concatenate([plan.intrinsics_n4 for plan in plans]) - want).max() < 1e-12
+
+
+def test_a_served_camera_folder_zooms_as_the_official_rays_do(tmp_path: Path) -> None:
+    write(tmp_path / "zoom", 9, zoom(9))
+    write(tmp_path / "still", 9, zoom(9)[:1])
+    adapter = tiny_adapter(camera_root=str(tmp_path))
+    seen: list[torch.Tensor] = []
+    transformer = adapter._transformer
+    chunk_inputs = transformer.chunk_inputs
+
+    def listening(condition: torch.Tensor, rays_TD: torch.Tensor, first_latent_frame: int) -> object:
+        seen.append(rays_TD)
+        return chunk_inputs(condition, rays_TD, first_latent_frame)
+
+    with patch.object(transformer, "chunk_inputs", listening):
+        latents = [first_latents(adapter, folder) for folder in ("zoom", "still")]
+    assert np.abs(latents[0] - latents[1]).max() > 1e-3
+    relative_n44 = torch.from_numpy(follow(tmp_path, "zoom")[0].relative_n44.copy())
+    rows_n4 = torch.from_numpy(zoom(9)[::4] * np.array([48 / 832, 32 / 480] * 2))
+    features = camera_features(relative_n44, rows_n4, 32, 48)
+    linear = transformer.patch_embedding_wancamctrl
+    want_TD = functional.linear(features, linear.weight.double(), linear.bias.double())
+    assert (seen[0] - want_TD).abs().max() < 1e-5
+    assert (seen[1] - want_TD).abs().max() > 1e-3
+
+
+def first_latents(adapter: LingBotAdapter, folder: str) -> np.ndarray:
+    """Generate the first chunk of a session that follows a folder, through a real cache."""
+    image = np.full((32, 48, 3), 128, dtype=np.uint8)
+    cache = cache_of(adapter)
+    cache.open("s")
+    opening = SessionOpening(prompt="a small town", seed=3, image=image, outputs=(MediaFormat.LATENT,))
+    tick = Tick(
+        request_id=RequestId("r"),
+        session_id=SessionId("s"),
+        chunk_index=0,
+        prompt=None,
+        events=(event(FOLDER_SCHEMA, {"folder": folder}),),
+    )
+    with cache.lease("s") as lease:
+        result = adapter.generate(tick, adapter.open_state(opening), lease.begin_chunk())
+    [latent] = [part.array for part in result.media.to_host() if part.format is MediaFormat.LATENT]
+    return np.asarray(latent)
 
 
 def test_the_longest_folder_fits(tmp_path: Path) -> None:
