@@ -91,10 +91,15 @@ class GeneratedMedia(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GeneratedChunk(Generic[StateT]):
-    """Result of one tick before it is committed: the next state and what the client will see."""
+    """Result of one tick before it is committed: the next state and what the client will see.
+
+    `not_finite` names the outputs that hold a NaN or an infinity, as found before they became pixels or units; the
+    runtime rolls such a chunk back.
+    """
 
     state: StateT
     media: GeneratedMedia
+    not_finite: tuple[str, ...]
     num_media_frames: int
     applied: tuple[AppliedEvent, ...]
     pose: tuple[float, ...] | None

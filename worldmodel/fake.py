@@ -174,6 +174,7 @@ class FakeAdapter:
         return GeneratedChunk(
             state=replace(state, prompt=prompt, camera=plan.state),
             media=FakeMedia(arrays=media, lost=failure is FailureKind.MEDIA),
+            not_finite=("latents", "pictures") if failure is FailureKind.NOT_FINITE else (),
             num_media_frames=FIRST_CHUNK_MEDIA_FRAMES if chunk.first_latent_frame == 0 else CHUNK_MEDIA_FRAMES,
             applied=(
                 (AppliedEvent(event_id=2**40, latent_frame=0),) if failure is FailureKind.WRONG_EVENTS else plan.applied

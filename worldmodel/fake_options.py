@@ -26,6 +26,7 @@ class FailureKind(StrEnum):
     REFUSE: input the client can correct. EARLY, LATE: an exception before and after K/V was written. TRANSIENT: LATE,
     but a retry may help.
     INCOMPLETE: K/V of the last layer is missing at the commit. WRONG_EVENTS: other events than the tick's are reported.
+    NOT_FINITE: latents and pictures, or actions, are reported as not finite.
     MEDIA: the media is lost after the commit. CRASH: the process dies. HANG: the chunk never ends.
     """
 
@@ -35,6 +36,7 @@ class FailureKind(StrEnum):
     TRANSIENT = "transient"
     INCOMPLETE = "incomplete"
     WRONG_EVENTS = "wrong_events"
+    NOT_FINITE = "not_finite"
     MEDIA = "media"
     CRASH = "crash"
     HANG = "hang"

@@ -181,6 +181,7 @@ class FakeRobotAdapter:
         return GeneratedChunk(
             state=FakeRobotState(digest=digest, num_chunks=num_chunks, marks=marks),
             media=FakeActions(actions_RA=actions_of(digest), lost=failure is FailureKind.MEDIA),
+            not_finite=("actions",) if failure is FailureKind.NOT_FINITE else (),
             num_media_frames=0,
             applied=(),
             pose=None,

@@ -124,6 +124,12 @@ class CommittedChunk:
         return message, [array.data for array in hosted]
 
 
+def _reason(error: Exception) -> str:
+    """Return what an error of ours was made from, for the operator; clients of a running server never see it."""
+    cause = error.__cause__
+    return "" if cause is None or cause is error else f": {type(cause).__name__}: {cause}"
+
+
 def _media_lost(tick: TickCommitted) -> OutcomeUnknown:
     return OutcomeUnknown(f"the media of chunk {tick.chunk_index} is lost", code="media_lost")
 
@@ -295,7 +301,13 @@ class Runtime:
 
     @staticmethod
     def _check_generated(message: Tick, generated: GeneratedChunk[Any]) -> None:
-        """Stop a chunk whose events are not the tick's before it becomes part of the session."""
+        """Stop a chunk that is no pictures, or whose events are not the tick's, before it is part of the session."""
+        if generated.not_finite:
+            raise TickRolledBack(
+                f"chunk {message.chunk_index} failed and was rolled back: the model gave "
+                f"{' and '.join(generated.not_finite)} that are not finite numbers",
+                code="not_finite",
+            )
         applied = sorted(event.event_id for event in generated.applied)
         if applied != sorted(message.event_ids):
             raise RuntimeError(f"the adapter applied events {applied}, the tick has {sorted(message.event_ids)}")
@@ -379,7 +391,7 @@ class Runtime:
         except LoadFailed:
             raise
         except (WorldModelError, KVCacheError, DeviceLost) as error:
-            raise LoadFailed(f"warm-up: {error}", code="warm_up_failed") from error
+            raise LoadFailed(f"warm-up: {error}{_reason(error)}", code="warm_up_failed") from error
 
     def _run_warm_up(self, progress: ProgressFn) -> None:
         openings = self._adapter.warm_up_openings()

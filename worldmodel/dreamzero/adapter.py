@@ -40,6 +40,7 @@ from worldmodel.dreamzero.transformer_config import CONDITION_MASK_CHANNELS
 from worldmodel.dreamzero.weights import EmptyModules, LoadedModel, load_model
 from worldmodel.errors import LoadFailed, RequestRefused
 from worldmodel.messages import MediaFormat, StartWorker, Tick
+from worldmodel.wan.finite import FiniteCheck
 from worldmodel.wan.precision import precision_plan
 from worldmodel.wan.stage_clock import StageClock
 
@@ -209,6 +210,7 @@ class DreamZeroAdapter:
             self._append(pictures_CTYX, condition_CFYX, chunk)
         clock.mark()
         sample = self._predict(observation, condition_CFYX, state, chunk)
+        finite = FiniteCheck(actions=sample.action_NA, latents=sample.video_CFYX)
         clock.mark()
         commit_ms, denoise_ms = clock.durations_ms()
         latents = sample.video_CFYX if first_CFYX is None else torch.cat([first_CFYX, sample.video_CFYX], dim=1)
@@ -223,6 +225,7 @@ class DreamZeroAdapter:
                 condition_CFYX=condition_CFYX,
             ),
             media=RobotMedia(state.outputs, self._model.robot, observation.raw_state_S, sample.action_NA, latents),
+            not_finite=finite.not_finite(),
             num_media_frames=0,
             applied=(),
             pose=None,

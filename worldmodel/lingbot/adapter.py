@@ -46,6 +46,7 @@ from worldmodel.lingbot.transformer import TEXT_STORE, kv_geometry
 from worldmodel.lingbot.transformer_config import TransformerConfig
 from worldmodel.lingbot.weights import LoadedModel, load_model
 from worldmodel.messages import MediaFormat, StartWorker, Tick
+from worldmodel.wan.finite import FiniteCheck
 from worldmodel.wan.flow_scheduler import SamplerTable, nominal_table, official_table
 from worldmodel.wan.image import prepare_image
 from worldmodel.wan.precision import PrecisionPlan, precision_plan
@@ -240,6 +241,7 @@ class LingBotAdapter:
         latents_CFYX = self._denoise(noise, condition_CFYX, camera, chunk, clock)
         frames_3THW, decoder_cache = self._decode(latents_CFYX, state)
         media = DeviceMedia(state.outputs, latents_CFYX, frames_3THW)
+        finite = FiniteCheck(latents=latents_CFYX, pictures=frames_3THW)
         clock.mark()
         denoise_ms, commit_ms, decode_ms = clock.durations_ms()
         return GeneratedChunk(
@@ -254,6 +256,7 @@ class LingBotAdapter:
                 history=self._extend_history(state, latents_CFYX, condition_CFYX, camera, chunk),
             ),
             media=media,
+            not_finite=finite.not_finite(),
             num_media_frames=self._num_media_frames(chunk),
             applied=camera.applied,
             pose=camera.pose,

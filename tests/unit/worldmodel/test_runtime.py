@@ -176,6 +176,18 @@ def test_a_control_that_the_model_refuses_changes_nothing() -> None:
     assert shown + play(runtime, "a", range(2, 4)) == undisturbed(4)
 
 
+@pytest.mark.parametrize("num_before", CHUNKS_BEFORE_FAILURE)
+def test_a_chunk_that_is_not_finite_is_rolled_back_by_name(num_before: int) -> None:
+    runtime = load_fake(failures=[{"kind": "not_finite", "chunk_index": num_before}])
+    runtime.open(open_session("a"), image())
+    shown = play(runtime, "a", range(num_before))
+    with pytest.raises(TickRolledBack, match=f"chunk {num_before} failed .* gave latents and pictures that") as caught:
+        runtime.tick(tick("a", num_before, keys(99, "d")))
+    assert (caught.value.code, caught.value.transient) == ("not_finite", False)
+    shown += play(runtime, "a", range(num_before, num_before + 3))
+    assert shown == undisturbed(num_before + 3)
+
+
 def test_lost_media_is_unknown_and_the_chunk_stays_committed() -> None:
     runtime = load_fake(failures=[{"kind": "media", "chunk_index": 0}])
     runtime.open(open_session("a"), image())

@@ -176,10 +176,17 @@ def test_a_model_that_can_not_be_loaded_is_reported_and_ends_the_process() -> No
 @pytest.mark.parametrize(
     ("kind", "text"),
     [
-        ("early", "warm-up: chunk 0 failed and was rolled back"),
-        ("incomplete", "warm-up: chunk 0 failed and was rolled back"),
+        (
+            "early",
+            "warm-up: chunk 0 failed and was rolled back: RuntimeError: the chunk fails early, as ordered",
+        ),
         ("refuse", "warm-up: refused, as ordered"),
-        ("media", "warm-up: the media of chunk 0 is lost"),
+        (
+            "not_finite",
+            "warm-up: chunk 0 failed and was rolled back: the model gave latents and pictures that are not finite "
+            "numbers",
+        ),
+        ("media", "warm-up: the media of chunk 0 is lost: RuntimeError: the media is lost, as ordered"),
     ],
 )
 def test_a_warm_up_that_fails_is_reported_and_ends_the_process(kind: str, text: str) -> None:
