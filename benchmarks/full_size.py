@@ -16,7 +16,7 @@ import json
 import statistics
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
@@ -39,13 +39,42 @@ from worldmodel.messages import (
     StartWorker,
     Tick,
 )
+from worldmodel.offload_settings import OffloadSettings
 from worldmodel.residency import allocate_cache
 from worldmodel.runtime import Runtime
 
+MODEL = "lingbot_world_v2"
 FULL, TINY = "random:lingbot-world-v2", "random:lingbot-world-v2-tiny"
 FIRST_STEADY_CHUNK = 12
 PROMPT = " ".join(["a small town by the sea in the morning, seen from a narrow street"] * 6)
 KEYS = ("w", "wl", "", "d", "j", "w", "i", "s")
+
+
+def start_worker(
+    *,
+    device: str,
+    precision: str,
+    is_tiny: bool,
+    num_sessions: int = 1,
+    options: Mapping[str, Any] | None = None,
+    offload: OffloadSettings | None = None,
+) -> StartWorker:
+    """Return the start message of a worker with random weights at full size, or of a tiny one that a CPU can run.
+
+    `options` are those of `[model.options]`.
+    """
+    return StartWorker(
+        model=MODEL,
+        checkpoint=TINY if is_tiny else FULL,
+        width=64 if is_tiny else 832,
+        height=32 if is_tiny else 480,
+        fps=16,
+        device=device,
+        precision=precision,
+        requested_sessions=num_sessions,
+        model_options=options_parser(MODEL)(dict(options or {})),
+        offload=offload or OffloadSettings(),
+    )
 
 
 def build_runtime(start: StartWorker) -> Runtime:
@@ -173,23 +202,19 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write everything here")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
-    start = StartWorker(
-        model="lingbot_world_v2",
-        checkpoint=TINY if arguments.tiny else FULL,
-        width=64 if arguments.tiny else 832,
-        height=32 if arguments.tiny else 480,
-        fps=16,
+    start = start_worker(
         device=arguments.device,
         precision=arguments.precision,
-        requested_sessions=max(arguments.sessions, 1),
-        model_options=options_parser("lingbot_world_v2")(json.loads(arguments.options)),
+        is_tiny=arguments.tiny,
+        num_sessions=max(arguments.sessions, 1),
+        options=json.loads(arguments.options),
     )
     started_s = time.perf_counter()
     runtime = build_runtime(start)
     _synchronize(device)
     built = {"build_s": time.perf_counter() - started_s}
     print(f"built in {built['build_s']:.1f} s", flush=True)
-    print(runtime.info("lingbot_world_v2").attention_backend, flush=True)
+    print(runtime.info(MODEL).attention_backend, flush=True)
     if not arguments.no_warm_up:
         warm_up_started_s = time.perf_counter()
         runtime.warm_up(_print_stage)
@@ -201,7 +226,7 @@ def main() -> None:
         **built,
         "precision": arguments.precision,
         "options": json.loads(arguments.options),
-        "info": asdict(runtime.info("lingbot_world_v2")),
+        "info": asdict(runtime.info(MODEL)),
         "steady": summarize(rows),
         "rows": rows,
     }

@@ -1,13 +1,18 @@
 """Chunks of LingBot-World v2 at full size with streamed random weights against resident ones, in one process.
 
-    python benchmarks/offload_rate.py --json offload.json
-    python benchmarks/offload_rate.py --device-gib 48 --expect offload.json --json offload_48.json
-    python benchmarks/offload_rate.py --host runtime_cache --cache FOLDER --second-worker --json offload_pss.json
+    python benchmarks/offload_rate.py --staged --json offload.json
+    python benchmarks/offload_rate.py --device-gib 48 --json offload_48.json
+    python benchmarks/offload_rate.py --precision fp8_kv --device-gib 24 --camera per_layer --decode per_latent_frame \\
+        --vae parked --host runtime_cache --cache FOLDER --second-worker --json offload_24.json
 
 The model is loaded once, all of it streamed; the other rows keep a share of it on the device and use the same host
 memory. Every row runs the same two chunks of a new session first, whose bits must be those of the resident row, and
 then goes on with the session whose window is full. The link is measured in the same run. `floor` is
-max(compute, bytes copied / link rate), `compute` being the resident row's time. `--tiny` checks the script on a CPU.
+max(compute, bytes copied / link rate), `compute` being the resident row's time.
+
+With `--device-gib` the plan decides what stays, torch refuses to take more, and the resident row comes last, without
+the bound. `--second-worker` starts one more worker on the same runtime cache, adds up what the two hold of its files,
+and fails with it. `--tiny --device cpu` checks the script.
 """
 
 from __future__ import annotations
@@ -27,11 +32,12 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from full_size import FULL, TINY, build_runtime, open_session, provenance, run_chunks
+from full_size import FULL, TINY, build_runtime, open_session, provenance, run_chunks, start_worker
 
 from offload.link import measure_link
 from offload.residency import NUM_SLOTS, LayerPart, ResidencyPlan, plan_residency
 from offload.streamed_model import Transfer, TransferWish
+from worldmodel.checkpoint.inspection import CONTEXT_BYTES
 from worldmodel.kernels.fused_layer import FusedFormat
 from worldmodel.kernels.layer_ops import PlainOps
 from worldmodel.lingbot.config import LingBotOptions
@@ -47,7 +53,10 @@ from worldmodel.wan.precision import precision_plan
 
 SHARES = (1.0, 0.75, 0.5, 0.25, 0.0)
 CHECKED_CHUNKS = 2
+RESIDENT_CHUNKS = 4
+RESIDENT_ROW = "resident"
 LONG = "long"
+HOLDING = "holding"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,29 +71,35 @@ class Loaded:
 
 
 def load(arguments: argparse.Namespace) -> Loaded:
+    """Build the runtime that the arguments ask for, under their bound of device memory."""
     device = torch.device(arguments.device)
-    text_encoder = "streamed" if arguments.device_gib and not arguments.tiny else "resident"
-    start = StartWorker(
-        model="lingbot_world_v2",
-        checkpoint=TINY if arguments.tiny else FULL,
-        width=64 if arguments.tiny else 832,
-        height=32 if arguments.tiny else 480,
-        fps=16,
-        device=arguments.device,
-        precision=arguments.precision,
-        requested_sessions=1 if arguments.device_gib else 2,
-        model_options=json.dumps({"text_encoder": text_encoder, **arguments.options}).encode(),
-        offload=settings(arguments),
-    )
     if arguments.device_gib and device.type == "cuda":
-        total_bytes = torch.cuda.get_device_properties(device).total_memory
-        # What torch may take: the bound less what a context takes beside it.
-        torch.cuda.set_per_process_memory_fraction((arguments.device_gib * 2**30 - 1.5e9) / total_bytes, device)
+        bound_device(device, int(arguments.device_gib * 2**30) - CONTEXT_BYTES)
+    start = start_message(arguments)
     runtime = build_runtime(start)
     adapter = cast("Any", runtime)._adapter
     streamed = adapter._transformer.weights.streamed
     print(streamed.description, flush=True)
     return Loaded(runtime=runtime, start=start, transformer=adapter._transformer, streamed=streamed, device=device)
+
+
+def start_message(arguments: argparse.Namespace) -> StartWorker:
+    # A small card, or one that two workers share, has room for one session and none for the text encoder.
+    is_small = bool(arguments.device_gib or arguments.second_worker)
+    return start_worker(
+        device=arguments.device,
+        precision=arguments.precision,
+        is_tiny=arguments.tiny,
+        num_sessions=1 if is_small else 2,
+        options={"text_encoder": "streamed" if is_small else "resident", **arguments.options},
+        offload=settings(arguments),
+    )
+
+
+def bound_device(device: torch.device, num_bytes: int | None) -> None:
+    """Let torch refuse to take more than these bytes of a CUDA device, or with None as much as there is."""
+    total_bytes = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction(1.0 if num_bytes is None else num_bytes / total_bytes, device)
 
 
 def settings(arguments: argparse.Namespace) -> OffloadSettings:
@@ -132,19 +147,25 @@ def plan_share(loaded: Loaded, share: float) -> ResidencyPlan:
 def check_bits(loaded: Loaded, name: str) -> str:
     """Run the first chunks of a new session; return a digest of all their outputs."""
     digest = hashlib.sha256()
-    runtime, session = loaded.runtime, SessionId(f"check-{name}")
+    session = f"check-{name}"
     for index in range(CHECKED_CHUNKS):
-        digest.update(one_chunk(loaded, str(session), index))
-    runtime.close(CloseSession(request_id=RequestId("close"), session_id=session))
+        digest.update(one_chunk(loaded, session, index))
+    close_session(loaded, session)
     return digest.hexdigest()
 
 
+def close_session(loaded: Loaded, session: str) -> None:
+    loaded.runtime.close(CloseSession(request_id=RequestId("close"), session_id=SessionId(session)))
+
+
 def one_chunk(loaded: Loaded, session: str, index: int) -> bytes:
-    """Open a session at chunk 0, run one chunk, return its pixels."""
+    """Run one chunk of a session, which chunk 0 opens; return its pixels."""
     if index == 0:
         open_session(loaded.runtime, loaded.start, session)
     tick = Tick(request_id=RequestId(f"{session}-{index}"), session_id=SessionId(session), chunk_index=index)
+    started_s = time.perf_counter()
     _, parts = loaded.runtime.tick(tick).to_host()
+    print(f"{session}: chunk {index} in {1000 * (time.perf_counter() - started_s):.1f} ms", flush=True)
     return b"".join(bytes(part) for part in parts)
 
 
@@ -159,7 +180,7 @@ def measure(loaded: Loaded, name: str, first_chunk: int, num_chunks: int) -> dic
     residency = loaded.streamed.model.residency
     row: dict[str, Any] = {
         "name": name,
-        "ms": statistics.median(row["wall_ms"] for row in steady),
+        "ms": median_ms(steady),
         "denoise_ms": statistics.median(row["denoise_ms"] for row in steady),
         "digest": digest,
         "copied_gb": residency.copied_bytes_per_chunk / 1e9,
@@ -175,19 +196,68 @@ def measure(loaded: Loaded, name: str, first_chunk: int, num_chunks: int) -> dic
 
 
 def run_rows(loaded: Loaded, arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    fill = 2 if arguments.tiny else 7
+    fill = num_fill_chunks(arguments)
     loaded.streamed.rearrange(loaded.transformer, plan_share(loaded, 1.0))
     run_chunks(loaded.runtime, loaded.start, [LONG], 0, fill)
     chunk = fill
     for share in arguments.shares:
         loaded.streamed.rearrange(loaded.transformer, plan_share(loaded, share))
-        name = "resident" if share >= 1.0 else f"{loaded.streamed.model.transfer.value}, {100 * share:.0f} % resident"
+        name = RESIDENT_ROW if share >= 1.0 else f"{loaded.streamed.model.transfer.value}, {100 * share:.0f} % resident"
         yield measure(loaded, name, chunk, arguments.chunks)
         chunk += arguments.chunks
     if arguments.staged:
         loaded.streamed.model.use_transfer(TransferWish(transfer=Transfer.STAGED), loaded.device)
         loaded.streamed.rearrange(loaded.transformer, plan_share(loaded, 0.0))
         yield measure(loaded, "staged, 0 % resident", chunk, 2)
+
+
+def run_bounded(loaded: Loaded, arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Time chunks under the plan that a bound of device memory leads to, then with everything resident, unbounded."""
+    fill = num_fill_chunks(arguments)
+    # There is one place: the session of the check ends before the long one begins.
+    digest = check_bits(loaded, "bounded")
+    residency = loaded.streamed.model.residency
+    bounded = {
+        "name": f"within {arguments.device_gib:g} GiB",
+        "ms": median_ms(run_chunks(loaded.runtime, loaded.start, [LONG], 0, fill + arguments.chunks)[fill:]),
+        "digest": digest,
+        "copied_gb": residency.copied_bytes_per_chunk / 1e9,
+        "plan": residency.describe(),
+    }
+    if loaded.device.type == "cuda":
+        bounded["device_peak_gib"] = device_peak_bytes(loaded.device) / 2**30
+    yield bounded
+    if loaded.device.type == "cuda":
+        bound_device(loaded.device, None)
+    loaded.transformer.keeps_camera = True
+    loaded.streamed.rearrange(loaded.transformer, plan_share(loaded, 1.0))
+    first = fill + arguments.chunks
+    # The first chunk meets memory that is not there yet.
+    rows = run_chunks(loaded.runtime, loaded.start, [LONG], first, first + RESIDENT_CHUNKS)[1:]
+    close_session(loaded, LONG)
+    yield {
+        "name": RESIDENT_ROW,
+        "ms": median_ms(rows),
+        "digest": check_bits(loaded, "resident"),
+        "copied_gb": 0.0,
+        "plan": loaded.streamed.model.residency.describe(),
+    }
+
+
+def num_fill_chunks(arguments: argparse.Namespace) -> int:
+    """Return how many chunks it takes until the window is full."""
+    return 2 if arguments.tiny else 7
+
+
+def median_ms(rows: list[dict[str, float]]) -> float:
+    return statistics.median(row["wall_ms"] for row in rows)
+
+
+def device_peak_bytes(device: torch.device) -> int:
+    """Return the most that torch has taken of the device, and what its context and libraries take beside it now."""
+    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+    beside_bytes = total_bytes - free_bytes - torch.cuda.memory_reserved(device)
+    return torch.cuda.max_memory_reserved(device) + beside_bytes
 
 
 # ------------------------------------------------------------ a second worker
@@ -204,22 +274,36 @@ def mapped_pss_bytes(pid: int, folder: str) -> int:
     return 1024 * total_kib
 
 
-def second_worker(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Start another worker on the same cache; return what both have of the weights."""
+def second_worker(arguments: argparse.Namespace, digest: str) -> dict[str, Any]:
+    """Start another worker on the same cache; return what both have of the weights.
+
+    Fails if the other one does, or if its first chunks have other bits than `digest` says.
+    """
     command = [sys.executable, *sys.argv, "--only-hold"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
-        lines = iter(other.stdout.readline, "")
-        loaded_line = next((line for line in lines if line.startswith("holding")), "")
+        held = ""
+        for line in other.stdout:
+            print(f"second worker: {line}", end="", flush=True)
+            if line.startswith(HOLDING):
+                held = line.strip()
+                break
+        if not held:
+            raise SystemExit(f"the second worker ended with exit code {other.wait()} before it held its weights")
         own = mapped_pss_bytes(os.getpid(), arguments.cache)
         theirs = mapped_pss_bytes(other.pid, arguments.cache)
         other.communicate("\n")
+    if other.returncode:
+        raise SystemExit(f"the second worker ended with exit code {other.returncode}")
+    if digest not in held:
+        raise SystemExit(f"the second worker has other bits than the first, {digest}: {held}")
     files = sum(file.stat().st_size for file in Path(arguments.cache).rglob("*.safetensors"))
     return {
-        "second_worker": loaded_line.strip(),
+        "second_worker": held,
         "pss_gb": [own / 1e9, theirs / 1e9],
         "pss_sum_gb": (own + theirs) / 1e9,
         "cache_files_gb": files / 1e9,
+        "pss_over_files": (own + theirs) / files,
     }
 
 
@@ -227,7 +311,7 @@ def second_worker(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    arguments = _parser().parse_args()
+    arguments = _arguments()
     started_s = time.perf_counter()
     loaded = load(arguments)
     report: dict[str, Any] = {
@@ -237,50 +321,38 @@ def main() -> None:
         "description": loaded.streamed.description,
     }
     if arguments.only_hold:
-        check_bits(loaded, "hold")
-        print(f"holding after {report['load_s']:.1f} s", flush=True)
+        digest = check_bits(loaded, "second")
+        print(f"{HOLDING} after {time.perf_counter() - started_s:.1f} s, bits {digest}", flush=True)
         sys.stdin.readline()
         return
     report["link_gb_per_s"] = measure_link(loaded.device, probe_bytes=2**20 if arguments.tiny else 2**28) / 1e9
     print(f"loaded in {report['load_s']:.1f} s, link {report['link_gb_per_s']:.1f} GB/s", flush=True)
     if arguments.device_gib:
-        report["rows"] = [measure_under_bound(loaded, arguments)]
-        if arguments.expect is not None:
-            expected = json.loads(arguments.expect.read_text())["rows"][0]["digest"]
-            report["has_bits_of_resident"] = report["rows"][0]["digest"] == expected
-    elif arguments.second_worker:
-        check_bits(loaded, "first")
-        report.update(second_worker(arguments))
-    else:
+        report["rows"] = list(run_bounded(loaded, arguments))
+    elif not arguments.second_worker:
         report["rows"] = list(run_rows(loaded, arguments))
-        add_floors(report)
+    add_floors(report)
+    write_report(report, arguments.json)
+    if arguments.second_worker:
+        digest = report["rows"][0]["digest"] if "rows" in report else check_bits(loaded, "first")
+        report.update(second_worker(arguments, digest))
+    report["took_s"] = time.perf_counter() - started_s
+    write_report(report, arguments.json)
     _show(report)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(report, indent=1))
+    if not all(row["has_bits_of_resident"] for row in report.get("rows", [])):
+        raise SystemExit("a row has other bits than resident weights")
 
 
-def measure_under_bound(loaded: Loaded, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Time chunks under the plan that a bound of device memory leads to."""
-    # The check needs the only place, so that it comes before the long session.
-    fill = 2 if arguments.tiny else 7
-    digest = check_bits(loaded, "bound")
-    rows = run_chunks(loaded.runtime, loaded.start, [LONG], 0, fill + arguments.chunks)
-    residency = loaded.streamed.model.residency
-    row = {
-        "name": f"within {arguments.device_gib:g} GiB",
-        "ms": statistics.median(row["wall_ms"] for row in rows[fill:]),
-        "digest": digest,
-        "copied_gb": residency.copied_bytes_per_chunk / 1e9,
-        "plan": residency.describe(),
-    }
-    if loaded.device.type == "cuda":
-        row["device_peak_gib"] = torch.cuda.max_memory_reserved(loaded.device) / 2**30
-    return row
+def write_report(report: dict[str, Any], file: Path | None) -> None:
+    if file is not None:
+        file.write_text(json.dumps(report, indent=1))
 
 
 def add_floors(report: dict[str, Any]) -> None:
     """Compare every row with the larger of computing and copying."""
-    resident = next(row for row in report["rows"] if row["name"] == "resident")
+    if "rows" not in report:
+        return
+    resident = next(row for row in report["rows"] if row["name"] == RESIDENT_ROW)
     for row in report["rows"]:
         floor_ms = max(resident["ms"], row["copied_gb"] / report["link_gb_per_s"] * 1000)
         row["floor_ms"] = floor_ms
@@ -294,7 +366,7 @@ def _show(report: dict[str, Any]) -> None:
     print({key: value for key, value in report.items() if key != "rows"})
 
 
-def _parser() -> argparse.ArgumentParser:
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--precision", default="bf16", help="precision plan (default bf16)")
     parser.add_argument("--options", type=json.loads, default={}, help="model options as JSON")
@@ -308,12 +380,21 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--second-worker", action="store_true", help="start another worker and add up their shares")
     parser.add_argument("--only-hold", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--device-gib", type=float, help="bound of all device memory; the plan decides what stays")
-    parser.add_argument("--expect", type=Path, help="a report whose first row has the bits to compare with")
     parser.add_argument("--vae", default="resident", help="resident or parked")
     parser.add_argument("--camera", default="per_chunk", help="per_chunk or per_layer")
     parser.add_argument("--decode", default="whole_chunk", help="whole_chunk or per_latent_frame")
     parser.add_argument("--json", type=Path, help="write everything here")
-    return parser
+    arguments = parser.parse_args()
+    if not arguments.shares or arguments.shares[0] < 1.0:
+        parser.error("--shares: expected 1 first, since the others are compared with it")
+    if arguments.second_worker and arguments.host != "runtime_cache":
+        parser.error("--second-worker: expected --host runtime_cache, whose files two workers share")
+    if arguments.host == "runtime_cache" and not arguments.cache.startswith("/"):
+        parser.error("--cache: expected an absolute path with --host runtime_cache")
+    if arguments.device == "cuda":
+        # What is bound to a device needs its number.
+        arguments.device = "cuda:0"
+    return arguments
 
 
 if __name__ == "__main__":
