@@ -30,7 +30,6 @@ from worldmodel.checkpoint.random_weights import RandomWeights, fill_random
 from worldmodel.dreamzero.adapter import DreamZeroAdapter
 from worldmodel.dreamzero.config import DreamZeroOptions, parse_options
 from worldmodel.dreamzero.embodiments import embodiment
-from worldmodel.dreamzero.layout import RANDOM_GAINS
 from worldmodel.dreamzero.normalize import NormalizationMode
 from worldmodel.dreamzero.published import DIMS, TAG, Published, Scale, metadata_file, published
 from worldmodel.dreamzero.robot import Robot, read_robot
@@ -130,7 +129,7 @@ def build_model(model: Published, precision: str, device: torch.device) -> Loade
         raise SystemExit("; ".join(problems))
     plan = precision_plan(precision)
     modules = empty_modules(sizes)
-    weights = RandomWeights(seed=0, device=device, gains=RANDOM_GAINS)
+    weights = RandomWeights(seed=0, device=device)
     fill_random(modules.transformer, weights, dtype=plan.linear, device=device)
     fill_random(modules.vae, weights, dtype=plan.vae, device=device)
     fill_random(modules.image_encoder, weights, dtype=plan.linear, device=device)

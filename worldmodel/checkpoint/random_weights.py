@@ -60,7 +60,8 @@ class RandomWeights:
         """Return a new tensor on the device.
 
         Norm weights are near 1, biases near 0; matrices have the spread 1 / sqrt(inputs) times their gain, so that
-        a layer keeps the size of what goes through it.
+        a layer keeps the size of what goes through it. `W` and `b` are a linear of several categories, [categories,
+        inputs, outputs] and [categories, outputs]; every other matrix has its outputs in front.
         """
         mean, spread = self._scale(name, shape)
         out = torch.empty(shape, dtype=dtype, device=self._sequence.device)
@@ -74,12 +75,13 @@ class RandomWeights:
 
     def _scale(self, name: str, shape: tuple[int, ...]) -> tuple[float, float]:
         leaf = name.rpartition(".")[2]
-        if leaf == "bias":
+        if leaf in ("bias", "b"):
             return 0.0, BIAS_SPREAD
         if leaf == "gamma" or math.prod(shape) == max(shape, default=1):
             return 1.0, NORM_SPREAD
         gain = next((gain for pattern, gain in self._gains.items() if fnmatch.fnmatchcase(name, pattern)), 1.0)
-        return 0.0, gain / math.sqrt(math.prod(shape[1:]))
+        num_inputs = shape[1] if leaf == "W" else math.prod(shape[1:])
+        return 0.0, gain / math.sqrt(num_inputs)
 
     def _start(self, name: str) -> int:
         return int.from_bytes(hashlib.sha256(f"{self._seed}:{name}".encode()).digest()[:8]) % PERIOD

@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 
 SHARD_BYTES = 5_000_000_000
 
-RANDOM_GAINS = {"action_head.model.*_encoder.*.W": 30.0, "action_head.model.action_decoder.*.W": 30.0}
-"""The adapters' matrices have a category in front, by which the random scale would take them for deep inputs."""
-
 _UNUSED_TOKENS = 84
 
 
@@ -49,7 +46,7 @@ def plan_checkpoint(model: Published, *, dtype: str = "BF16") -> CheckpointPlan:
         *_renamed(modules.image_encoder, "action_head.image_encoder.model.visual.", dtype, lambda name: name),
         *_renamed(modules.vae, "action_head.vae.model.", dtype, vae_name),
     ]
-    files, index = shard(tensors, ".", "model", gains=RANDOM_GAINS, max_shard_bytes=SHARD_BYTES)
+    files, index = shard(tensors, ".", "model", gains={}, max_shard_bytes=SHARD_BYTES)
     vocabulary = int(sizes.text_encoder["vocab_size"])
     tokenizer = tokenizer_files(vocabulary - min(_UNUSED_TOKENS, vocabulary // 8))
     return CheckpointPlan(

@@ -39,6 +39,8 @@ def test_reduced_types_are_the_rounded_float32_values(weights: RandomWeights) ->
         ("conv.bias", (50_000,), 0.0, 0.02),
         ("norm.weight", (50_000,), 1.0, 0.02),
         ("norm.gamma", (50_000, 1, 1, 1), 1.0, 0.02),
+        ("of_categories.W", (1, 400, 300), 0.0, 2.0 / 20.0),
+        ("of_categories.b", (1, 50_000), 0.0, 0.02),
     ],
 )
 def test_scale(weights: RandomWeights, name: str, shape: tuple[int, ...], mean: float, spread: float) -> None:

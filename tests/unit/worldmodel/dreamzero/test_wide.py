@@ -10,7 +10,7 @@ import torch
 from diffusers import AutoencoderKLWan
 
 from tests.support.dreamzero_made import random_pictures, write_tiny
-from tests.support.dreamzero_sessions import call, open_robot, runtime_of
+from tests.support.dreamzero_sessions import call, close_robot, open_robot, runtime_of
 from worldmodel.dreamzero.adapter import create_adapter
 from worldmodel.dreamzero.layout import original_wide_vae_name, plan_checkpoint
 from worldmodel.dreamzero.published import Scale, published
@@ -20,6 +20,7 @@ from worldmodel.dreamzero.wide_vae import (
     WideObservationVAE,
     wide_vae_name,
 )
+from worldmodel.runtime import Runtime
 from worldmodel.wan.vae_config import VAEConfig
 
 HALVES_TIME = ([False, True, True], [True, True, False])
@@ -104,8 +105,26 @@ def test_a_planned_checkpoint_is_written_loads_and_acts(tmp_path: Path, scale: s
     shapes = [answer.latents.shape[:2] for answer in answers]
     channels = 16 if scale == "14b" else 48
     assert shapes == [(channels, 3), (channels, 2), (channels, 2), (channels, 2), (channels, 3)]
-    assert all(np.isfinite(answer.actions).all() for answer in answers)
     assert not np.array_equal(answers[1].actions, answers[2].actions)
+    # Of the size of a robot's joints; otherwise a state that was added to them, or was not, would not show.
+    assert all(0.1 < answer.actions.std() < 10 and np.abs(answer.actions).max() < 50 for answer in answers)
+
+
+def test_made_weights_warm_up_with_all_steps_and_their_relative_actions_are_added_to_the_state(tmp_path: Path) -> None:
+    runtime = Runtime.load(write_tiny(tmp_path, "14b", computed_steps=16), lambda stage, fraction, detail: None)
+    robot = runtime.info("dreamzero").robot
+    assert robot is not None
+    pictures = {key: np.full((robot.image_height, robot.image_width, 3), 90, np.uint8) for key in robot.cameras}
+    # Both states are beyond what was seen in training, where the network is shown the same for either.
+    near, far = np.linspace(2, 3, 7), np.linspace(4, 9, 7)
+    actions = []
+    for name, joints in (("near", near), ("far", far)):
+        open_robot(runtime, name)
+        arrays = {**pictures, "observation/joint_position": joints, "observation/gripper_position": np.zeros(1)}
+        actions.append(call(runtime, name, 0, arrays, "move").actions)
+        close_robot(runtime, name)
+    added = np.append(far - near, 0.0)
+    np.testing.assert_allclose(actions[1] - actions[0], np.tile(added, (len(actions[0]), 1)), atol=1e-5)
 
 
 @pytest.mark.parametrize(("scale", "network_parameters"), [(Scale.FULL_14B, 16.484e9), (Scale.FULL_5B, 5.607e9)])
