@@ -269,6 +269,40 @@ async def test_too_many_crashes_while_loading_are_final() -> None:
     assert client.generation == 2
 
 
+async def deaths(client: WorkerClient, num: int) -> None:
+    """Let the process die as often, each time after it was ready."""
+    for death in range(num):
+        with pytest.raises(WorkerUnavailable):
+            await client.tick(tick("die", request=f"r-{death}"))
+        await reaches(client, WorkerStatus.READY)
+
+
+@pytest.mark.parametrize(("healthy_s", "expected"), [(3600.0, [1, 2, 3]), (0.0, [1, 1, 1])])
+async def test_crashes_in_a_row_are_counted_until_a_process_was_healthy(
+    healthy_s: float, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[int] = []
+
+    def pause_s(self: WorkerPolicy, crashes_in_a_row: int) -> float:
+        counted.append(crashes_in_a_row)
+        return 0.0
+
+    monkeypatch.setattr(WorkerPolicy, "pause_s", pause_s)
+    async with running(scripted(replace(FAST, healthy_s=healthy_s))) as client:
+        await deaths(client, len(expected))
+    assert counted == expected
+
+
+async def test_a_process_that_was_ready_starts_the_count_of_crashes_while_loading_again(tmp_path: Path) -> None:
+    marker = tmp_path / "crashed"
+    policy = replace(FAST, max_load_crashes=2)
+    async with running(scripted(policy, load="crash_once", marker=str(marker))) as client:
+        for generation in (2, 4, 6):
+            assert client.generation == generation
+            marker.unlink()
+            await deaths(client, 1)
+
+
 async def test_a_load_that_takes_too_long_is_final_and_killed() -> None:
     client = scripted(WorkerPolicy(start_timeout_s=0.5), load="hang")
     await client.start()
