@@ -2,6 +2,9 @@
 
 `make test` and `make test-slow` call this. A set that cannot run here is not skipped quietly: the last lines say what
 did not run and why. On a CI machine (`CI=true`) that is a failure.
+
+The default set runs in two lanes at the same time: tests with servers and browsers mostly wait, the others compute.
+The slow set measures, so it runs in one.
 """
 
 from __future__ import annotations
@@ -11,11 +14,15 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.support import openpi_process
+
+WAITING_TESTS = ("tests/e2e", "tests/browser")
+"""Servers and browsers: they mostly wait. All other tests mostly compute."""
 
 APT_INSTALL = ("apt-get", "install", "-y", "--no-install-recommends", "chromium")
 
@@ -37,6 +44,36 @@ def install_chromium() -> str | None:
     return None if shutil.which("chromium") else "the package `chromium` put no `chromium` on the PATH"
 
 
+def pytest_command(marker: str, *more: str) -> list[str]:
+    return [sys.executable, "-m", "pytest", "-m", marker, "--durations=15", *more]
+
+
+def test_environment() -> dict[str, str]:
+    """The tests' tensors are tiny: a second OpenMP thread costs more in waiting than it computes."""
+    return {"OMP_NUM_THREADS": "1", **os.environ}
+
+
+def run_pytest(marker: str, *more: str) -> int:
+    return subprocess.run(pytest_command(marker, *more), env=test_environment(), check=False).returncode
+
+
+def run_two_lanes(marker: str) -> int:
+    """Run the computing tests beside the waiting ones, whose output is shown as it comes; the other's follows it."""
+    with tempfile.TemporaryFile(mode="w+") as output:
+        others = (f"--ignore={folder}" for folder in WAITING_TESTS)
+        command = pytest_command(marker, *others, "-p", "no:cacheprovider")
+        computing = subprocess.Popen(command, env=test_environment(), stdout=output, stderr=subprocess.STDOUT)
+        try:
+            waiting_code = run_pytest(marker, *WAITING_TESTS)
+            computing_code = computing.wait()
+        finally:
+            computing.kill()
+            computing.wait()
+        output.seek(0)
+        print(output.read(), flush=True)
+    return waiting_code or computing_code
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--slow", action="store_true", help="run the slow set instead of the default one")
@@ -47,10 +84,7 @@ def main() -> int:
         if reason:
             marker += f" and not {name}"
             not_run.append(f"the {name} tests: {reason}")
-    # The tests' tensors are tiny: a second OpenMP thread costs more in waiting than it computes.
-    environment = {"OMP_NUM_THREADS": "1", **os.environ}
-    command = [sys.executable, "-m", "pytest", "-m", marker, "--durations=15"]
-    code = subprocess.run(command, env=environment, check=False).returncode
+    code = run_pytest(marker) if arguments.slow else run_two_lanes(marker)
     for what in not_run:
         print(f"\nNOT RUN: {what}.", flush=True)
     if not_run and os.environ.get("CI") == "true" and code == 0:
