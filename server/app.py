@@ -22,6 +22,7 @@ from server.recorder import Recorders
 from server.recording import Recordings
 from server.robot_table import RobotTable
 from server.session_table import SessionTable
+from server.shared_bounds import SharedBounds
 from server.start_images import ImageReader, StartImages
 from server.uploads import UploadStore
 from server.watch_metrics import WatchMetrics
@@ -96,6 +97,7 @@ def create_app(config: ServerConfig, *, worker: Worker | None = None, clock: Clo
     app.include_router(page.router)
     rest.install_error_handlers(app)
     app.add_middleware(HostCheck, context=context)
+    app.add_middleware(SharedBounds, context=context)
 
     if catalog.lookup(config.model.name).kind is ModelKind.ROBOT:
         robot_routes.mount(app, context)

@@ -101,12 +101,20 @@ class SessionSection:
 class LimitsSection:
     """What a client may send. Each refusal names the key.
 
-    Who sends more than `max_messages_per_second` is refused nothing: the socket is read no faster.
+    Who sends more than `max_messages_per_second` is refused nothing: the socket is read no faster. A socket that sends
+    a message in more than `max_fragments`, or more than `max_control_frames_per_second` pings and pongs, is closed.
+    `max_connections` bounds the open WebSockets, `max_bodies_bytes` the bodies of all requests that are not answered
+    yet, `body_timeout_s` how long a body may take.
     """
 
     max_message_bytes: int = 12 * 1024 * 1024
     max_events_per_second: float = 240.0
     max_messages_per_second: float = 1000.0
+    max_control_frames_per_second: float = 100.0
+    max_fragments: int = 1024
+    max_connections: int = 512
+    max_bodies_bytes: int = 128 * 1024 * 1024
+    body_timeout_s: float = 60.0
     max_prompt_chars: int = 2000
     max_json_depth: int = 16
     max_image_bytes: int = 8 * 1024 * 1024

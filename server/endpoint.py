@@ -18,7 +18,7 @@ from typing import Protocol
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from server.errors import CloseCode, ErrorCode, ServerError
-from server.limits import RateLimiter
+from server.limits import NUM_FRAGMENTS, RateLimiter
 
 MAX_QUEUED_FRAMES = 512
 """Frames that may wait for the socket before the reader stops. One event causes two; chunks are bounded by pacing."""
@@ -27,7 +27,7 @@ MAX_KEPT_FRAMES = 8 * MAX_QUEUED_FRAMES
 """Frames that may wait at all: others than the client itself can cause some, such as its own requests over REST."""
 
 CHARS_PER_MESSAGE = 16 * 1024
-"""A longer text counts as several messages where the rate of messages is bounded."""
+"""A longer text counts as several messages where the rate of messages is bounded, as one in several fragments does."""
 
 log = logging.getLogger(__name__)
 
@@ -166,7 +166,8 @@ async def _read(websocket: WebSocket, dialog: Dialog, outbox: Outbox, rate: Rate
         except Exception:
             log.exception("a message broke its handler")
             dialog.send_error(ServerError(ErrorCode.INTERNAL, "the server failed to handle this message"))
-        await asyncio.sleep(rate.spend(now(), 1 + len(text or "") // CHARS_PER_MESSAGE))
+        num_messages = message.get(NUM_FRAGMENTS, 1) + len(text or "") // CHARS_PER_MESSAGE
+        await asyncio.sleep(rate.spend(now(), num_messages))
 
 
 async def _write(websocket: WebSocket, outbox: Outbox, stall_timeout_s: float) -> None:

@@ -94,6 +94,9 @@ class ErrorCode(StrEnum):
     MEDIA_FAILED = "media_failed"
     INTERNAL = "internal"
     # HTTP only
+    BODY_TIMEOUT = "body_timeout"
+    TOO_MANY_BODIES = "too_many_bodies"
+    TOO_MANY_CONNECTIONS = "too_many_connections"
     NOT_FOUND = "not_found"
     METHOD_NOT_ALLOWED = "method_not_allowed"
     BAD_CONTENT_TYPE = "bad_content_type"
@@ -159,6 +162,9 @@ KINDS: dict[ErrorCode, ErrorKind] = {
     ErrorCode.RESET_FAILED: ErrorKind(500, retryable=True),
     ErrorCode.MEDIA_FAILED: ErrorKind(500, retryable=True),
     ErrorCode.INTERNAL: ErrorKind(500, fatal=True, close_code=CloseCode.INTERNAL),
+    ErrorCode.BODY_TIMEOUT: ErrorKind(408),
+    ErrorCode.TOO_MANY_BODIES: ErrorKind(503, retryable=True),
+    ErrorCode.TOO_MANY_CONNECTIONS: ErrorKind(503, retryable=True),
     ErrorCode.NOT_FOUND: ErrorKind(404),
     ErrorCode.METHOD_NOT_ALLOWED: ErrorKind(405),
     ErrorCode.BAD_CONTENT_TYPE: ErrorKind(415),

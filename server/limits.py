@@ -22,6 +22,9 @@ MAX_JSON_TOKENS = 200_000
 A text of 12 MiB can hold six million; a script of an hour, with a key in each latent frame, has half of this.
 """
 
+NUM_FRAGMENTS = "worldserve.num_fragments"
+"""Key under which a message from a WebSocket says in how many fragments it came."""
+
 MAX_INTEGER_CHARS = 308
 """Longest integer that is read. Any of this length is also a finite float, so no later check can overflow."""
 

@@ -19,6 +19,9 @@ class Metrics:
         self.resident = Gauge("worldserve_resident_sessions", "Sessions that hold a place in the worker.", registry=r)
         self.queued = Gauge("worldserve_queued_sessions", "Sessions that wait for a place.", registry=r)
         self.connections = Gauge("worldserve_connections", "Open WebSockets.", registry=r)
+        self.body_bytes = Gauge(
+            "worldserve_body_bytes", "Bytes of bodies of requests that are not answered yet.", registry=r
+        )
         self.tasks = Gauge("worldserve_asyncio_tasks", "Tasks in the event loop.", registry=r)
         self.ready = Gauge("worldserve_ready", "1 if /readyz says so.", registry=r)
         self.capacity = Gauge("worldserve_capacity_sessions", "Places in the worker.", registry=r)

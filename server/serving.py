@@ -16,11 +16,13 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 
 from server.app import create_app
 from server.config import ServerConfig, ServerSection
+from server.connection_config import ConnectionConfig
 from server.console import LoadBar, LoadLog, follow_loading
 from server.context import ServerContext
 from server.heap import bound_malloc, set_apart_what_stays
 from server.http_connection import TimedHttpConnection
 from server.logs import configured_logging, library_level
+from server.websocket_connection import BoundedWebSocket
 from server.worker import Worker, WorkerStatus
 from worldmodel import catalog
 from worldmodel.catalog import ModelKind
@@ -76,14 +78,15 @@ def url_of(listener: socket.socket, section: ServerSection) -> str:
     return f"http://{f'[{host}]' if ':' in host and not host.startswith('[') else host}:{listener.getsockname()[1]}/"
 
 
-def uvicorn_config(app: FastAPI, config: ServerConfig) -> uvicorn.Config:
+def uvicorn_config(app: FastAPI, config: ServerConfig) -> ConnectionConfig:
     """Return the uvicorn settings every worldserve server runs with (design: sans-I/O WebSockets, no compression)."""
     serves_robots = catalog.lookup(config.model.name).kind is ModelKind.ROBOT
     ping_s = ROBOT_PING_S if serves_robots else WS_PING_S
-    return uvicorn.Config(
+    return ConnectionConfig(
         app,
+        limits=config.limits,
         http=TimedHttpConnection,
-        ws="websockets-sansio",
+        ws=BoundedWebSocket,
         ws_per_message_deflate=False,
         ws_max_size=config.robot.max_message_bytes if serves_robots else config.limits.max_message_bytes,
         ws_ping_interval=ping_s,

@@ -262,7 +262,12 @@ def test_defaults_in_the_table_of_times_are_those_of_the_configuration() -> None
         "tick_timeout_s": f"{session.tick_timeout_s:g} s",
         "max_events_per_second": f"{limits.max_events_per_second:g} a second",
         "max_messages_per_second": f"{limits.max_messages_per_second:g} a second",
+        "max_fragments": f"{limits.max_fragments}",
+        "max_control_frames_per_second": f"{limits.max_control_frames_per_second:g} a second",
+        "max_connections": f"{limits.max_connections}",
         "max_message_bytes": f"{limits.max_message_bytes // 2**20} MiB",
+        "body_timeout_s": f"{limits.body_timeout_s:g} s",
+        "max_bodies_bytes": f"{limits.max_bodies_bytes // 2**20} MiB",
     }
     assert session.idle_s is None
     assert session.max_session_s is None

@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import logging
 from typing import Any
+from urllib.parse import urlsplit
 
+import httpx
 import pytest
+from websockets.exceptions import InvalidStatus
 
 from server.config import LimitsSection, ServerSection, SessionSection
 from tests.support.server_client import image_field, png
-from tests.support.server_scripted import KEYS, serving
+from tests.support.server_scripted import KEYS, Server, serving
 
 SMALL = LimitsSection(
     max_prompt_chars=10, max_json_depth=6, max_image_bytes=2000, max_image_pixels=5000, max_events_per_second=2.0
@@ -193,3 +197,118 @@ async def test_sessions_of_a_token_are_counted_while_they_open_too() -> None:
         assert "limits.max_sessions_per_token" in (await second.error(code="too_many_sessions"))["message"]
         server.worker.release()
         await first.expect("session.started")
+
+
+# ---------------------------------------------------------------- connections
+
+
+async def post(server: Server, body: bytes, *, num_bytes: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Begin an upload of `num_bytes` and send `body` of it."""
+    url = urlsplit(server.url)
+    reader, writer = await asyncio.open_connection(url.hostname, url.port)
+    head = (
+        f"POST /v1/uploads HTTP/1.1\r\nHost: {url.netloc}\r\nContent-Type: image/png\r\nContent-Length: {num_bytes}\r\n"
+    )
+    writer.write(head.encode() + b"\r\n" + body)
+    await writer.drain()
+    return reader, writer
+
+
+async def answer_to(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], dict[str, Any]]:
+    """Read status, headers and the error of an answer."""
+    status, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().strip().split("\r\n")
+    headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
+    body = await reader.readexactly(int(headers["content-length"]))
+    return int(status.split()[1]), headers, json.loads(body)["error"]
+
+
+def body_bytes(server: Server) -> float | None:
+    return server.context.metrics.registry.get_sample_value("worldserve_body_bytes")
+
+
+async def test_a_body_that_does_not_come_is_refused_and_its_connection_closed() -> None:
+    async with serving(limits=LimitsSection(body_timeout_s=0.1)) as server:
+        reader, writer = await post(server, b"x", num_bytes=10)
+        status, _, error = await answer_to(reader)
+        assert (status, error["code"]) == (408, "body_timeout")
+        assert "limits.body_timeout_s" in error["message"]
+        assert await reader.read() == b""
+        writer.close()
+        assert body_bytes(server) == 0
+
+
+async def test_bodies_under_way_are_bounded_together() -> None:
+    async with serving(limits=LimitsSection(max_bodies_bytes=1000)) as server:
+        image = png()
+        _, first = await post(server, image[:20], num_bytes=len(image))
+        await server.until(lambda: body_bytes(server) == 20)
+        reader, second = await post(server, bytes(990), num_bytes=2000)
+        status, headers, error = await answer_to(reader)
+        assert (status, headers["retry-after"], error["code"]) == (503, "1", "too_many_bodies")
+        assert "limits.max_bodies_bytes" in error["message"]
+        second.close()
+        first.close()
+        await server.until(lambda: body_bytes(server) == 0)
+        reader, third = await post(server, image, num_bytes=len(image))
+        assert (await reader.readline()).startswith(b"HTTP/1.1 201")
+        third.close()
+
+
+async def test_a_client_that_leaves_in_mid_body_is_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    async with serving() as server:
+        _, writer = await post(server, b"x", num_bytes=10)
+        await server.until(lambda: body_bytes(server) == 1)
+        writer.close()
+        await server.until(lambda: body_bytes(server) == 0)
+    assert "a client left in the middle of its request: POST '/v1/uploads'" in caplog.text
+    assert [record for record in caplog.records if record.levelno > logging.INFO] == []
+
+
+async def test_sockets_are_bounded_while_health_and_metrics_answer() -> None:
+    async with serving(limits=LimitsSection(max_connections=2)) as server:
+        first, second = await server.connect(), await server.connect()
+        await first.start()
+        with pytest.raises(InvalidStatus) as refused:
+            await server.connect()
+        response = refused.value.response
+        assert (response.status_code, response.headers["Retry-After"]) == (503, "1")
+        assert "limits.max_connections" in json.loads(response.body or b"")["error"]["message"]
+        async with httpx.AsyncClient(trust_env=False, base_url=server.url) as http:
+            for path in ("healthz", "readyz", "metrics"):
+                assert (await http.get(path)).status_code == 200
+        await first.media()
+        await second.close()
+        await server.until(lambda: server.context.metrics.registry.get_sample_value("worldserve_connections") == 1)
+        await (await server.connect()).close()
+
+
+async def test_a_flood_of_empty_messages_is_read_no_faster_than_allowed() -> None:
+    """Two seconds' worth of empty frames: all are answered, the last not before its time, and others are served."""
+    async with serving(limits=LimitsSection(max_messages_per_second=50.0)) as server:
+        flooding, other = await server.connect(), await server.connect()
+        began_at = asyncio.get_running_loop().time()
+        for _ in range(60):
+            await flooding.connection.send("")
+        await other.start()
+        for _ in range(60):
+            await flooding.error(code="bad_json")
+        assert asyncio.get_running_loop().time() - began_at >= 9 / 50
+        await other.media()
+
+
+@pytest.mark.parametrize("kind", ["fragments", "pings"])
+async def test_a_flood_of_small_frames_closes_its_socket_only(kind: str) -> None:
+    limits = LimitsSection(max_fragments=100, max_control_frames_per_second=20.0)
+    async with serving(limits=limits) as server:
+        flooding, other = await server.connect(), await server.connect()
+        await other.start()
+        started = await flooding.start()
+        if kind == "fragments":
+            await flooding.connection.send("x" for _ in range(101))
+        else:
+            for _ in range(21):
+                await flooding.connection.ping()
+        assert await flooding.closed() == {"fragments": 1009, "pings": 1008}[kind]
+        await server.until_parked(started["session_id"])
+        await other.media()

@@ -12,6 +12,7 @@ from starlette.websockets import WebSocket
 
 from server.endpoint import MAX_KEPT_FRAMES, MAX_QUEUED_FRAMES, BinaryFrame, CloseFrame, Outbox, TextFrame, serve_socket
 from server.errors import CloseCode, ErrorCode, ServerError
+from server.limits import NUM_FRAGMENTS
 from tests.support.virtual_time import now, run_virtual, settle
 
 
@@ -24,7 +25,7 @@ class FloodedSocket:
     def __init__(
         self, texts: list[str], *, reads: asyncio.Event | None = None, takes: asyncio.Event | None = None
     ) -> None:
-        self._messages = deque({"type": "websocket.receive", "text": text} for text in texts)
+        self._messages: deque[dict[str, Any]] = deque({"type": "websocket.receive", "text": text} for text in texts)
         self._reads = reads
         self._takes = takes
         self.is_lost = asyncio.Event()
@@ -32,6 +33,11 @@ class FloodedSocket:
             self.is_lost.set()
         self.sent: list[str] = []
         self.close_code: int | None = None
+
+    def cut(self, num_fragments: int) -> None:
+        """Have each message come in so many fragments."""
+        for message in self._messages:
+            message[NUM_FRAGMENTS] = num_fragments
 
     @property
     def num_unread(self) -> int:
@@ -147,6 +153,17 @@ def test_messages_are_read_no_faster_than_allowed_and_long_ones_count_as_several
         assert waits[9] == 0, "a second's worth may come at once"
         assert waits[29] == pytest.approx(1.9)
         assert waits[31] - waits[30] == pytest.approx(1.0)
+
+    run_virtual(main())
+
+
+def test_a_message_counts_as_often_as_it_has_fragments() -> None:
+    async def main() -> None:
+        dialog, socket = Echo(Outbox()), FloodedSocket(["x"] * 30)
+        socket.cut(num_fragments=5)
+        began_at = now()
+        await serve(socket, dialog, rate=10.0)
+        assert dialog.heard_at[29] - began_at == pytest.approx((29 * 5 - 10) / 10.0)
 
     run_virtual(main())
 

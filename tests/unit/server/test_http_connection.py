@@ -4,48 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from typing import Any
 
 import pytest
-import uvicorn
 from uvicorn.server import ServerState
 
-from server.http_connection import READ_BYTES, REQUEST_HEAD_S, TimedHttpConnection
-from tests.support.virtual_time import run_virtual
+from server.config import LimitsSection
+from server.connection_config import ConnectionConfig
+from server.http_connection import BODY_RECHECK_S, READ_BYTES, REQUEST_HEAD_S, TimedHttpConnection
+from tests.support.virtual_time import run_virtual, settle
+from tests.support.wires import Wire
 
 REQUEST = b"GET / HTTP/1.1\r\nhost: here\r\n\r\n"
-
-
-class Wire(asyncio.Transport):
-    """A transport that is only looked at."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.protocol: asyncio.BaseProtocol | None = None
-        self.is_closed = False
-        self.written = b""
-
-    def get_extra_info(self, name: str, default: object = None) -> object:
-        return default
-
-    def get_protocol(self) -> asyncio.BaseProtocol:
-        assert self.protocol is not None
-        return self.protocol
-
-    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        self.protocol = protocol
-
-    def is_closing(self) -> bool:
-        return self.is_closed
-
-    def close(self) -> None:
-        self.is_closed = True
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        self.written += bytes(data)
-
-    def pause_reading(self) -> None: ...
-
-    def resume_reading(self) -> None: ...
+BODY_REQUEST = b"POST / HTTP/1.1\r\nhost: here\r\ncontent-length: 10\r\n\r\n"
+LIMITS = LimitsSection(body_timeout_s=20.0)
 
 
 async def nothing(scope: object, receive: object, send: object) -> None:
@@ -53,8 +25,14 @@ async def nothing(scope: object, receive: object, send: object) -> None:
     await asyncio.Event().wait()
 
 
-def connect() -> tuple[TimedHttpConnection, Wire]:
-    config = uvicorn.Config(nothing, ws="none", log_config=None)
+async def answer(scope: Any, receive: Any, send: Any) -> None:
+    """An application that answers at once and reads no body."""
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+    await send({"type": "http.response.body"})
+
+
+def connect(app: Any = nothing) -> tuple[TimedHttpConnection, Wire]:
+    config = ConnectionConfig(app, limits=LIMITS, ws="none", log_config=None)
     config.load()
     connection = TimedHttpConnection(config, ServerState(), {}, _loop=asyncio.get_running_loop())
     wire = Wire()
@@ -90,9 +68,57 @@ def test_a_request_that_came_may_take_its_time_and_so_may_the_next_that_has_not_
     run_virtual(main())
 
 
+def test_a_body_that_goes_on_after_the_answer_closes_the_connection() -> None:
+    async def main() -> None:
+        connection, wire = connect(answer)
+        connection.data_received(BODY_REQUEST)
+        for _ in range(4):
+            await asyncio.sleep(LIMITS.body_timeout_s / 5)
+            connection.data_received(b"x")
+        assert not wire.is_closed
+        await asyncio.sleep(LIMITS.body_timeout_s / 5)
+        assert wire.is_closed
+
+    run_virtual(main())
+
+
+def test_a_body_that_came_in_time_closes_nothing_and_the_next_has_its_own_time() -> None:
+    async def main() -> None:
+        connection, wire = connect(answer)
+        for _ in range(5):
+            connection.data_received(BODY_REQUEST)
+            for _ in range(5):
+                await asyncio.sleep(LIMITS.body_timeout_s / 6)
+                connection.data_received(b"xx")
+        await settle()
+        assert not wire.is_closed
+        assert wire.written.count(b"200 OK") == 5
+
+    run_virtual(main())
+
+
+def test_a_body_that_somebody_waits_for_is_left_to_who_answers() -> None:
+    async def main() -> None:
+        over = asyncio.Event()
+
+        async def answer_late(scope: Any, receive: Any, send: Any) -> None:
+            await over.wait()
+            await answer(scope, receive, send)
+
+        connection, wire = connect(answer_late)
+        connection.data_received(BODY_REQUEST)
+        await asyncio.sleep(10 * LIMITS.body_timeout_s)
+        assert not wire.is_closed
+        over.set()
+        await asyncio.sleep(BODY_RECHECK_S)
+        assert wire.is_closed
+
+    run_virtual(main())
+
+
 async def test_little_is_read_at_once() -> None:
     loop, sizes, lost = asyncio.get_running_loop(), [], asyncio.Event()
-    config = uvicorn.Config(nothing, ws="none", log_config=None)
+    config = ConnectionConfig(nothing, limits=LIMITS, ws="none", log_config=None)
     config.load()
 
     class Connection(TimedHttpConnection):

@@ -9,6 +9,7 @@ from fastapi import FastAPI
 
 from server.config import LimitsSection, ServerSection
 from server.serving import ServeError, bind, uvicorn_config
+from server.websocket_connection import BoundedWebSocket
 from tests.support.server_client import fake_config
 
 
@@ -43,5 +44,5 @@ def test_a_frame_above_the_limit_is_not_even_received() -> None:
     """The dialect refuses long messages too, but only once they are in memory."""
     config = uvicorn_config(FastAPI(), fake_config(limits=LimitsSection(max_message_bytes=4096)))
     assert config.ws_max_size == 4096
-    assert config.ws == "websockets-sansio"
+    assert config.ws is BoundedWebSocket
     assert not config.ws_per_message_deflate

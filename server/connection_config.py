@@ -1,0 +1,18 @@
+"""uvicorn's settings together with the limits that each connection keeps by itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from server.config import LimitsSection
+
+
+class ConnectionConfig(uvicorn.Config):
+    """What uvicorn hands to every connection it makes; `options` are uvicorn's own."""
+
+    def __init__(self, app: ASGIApp, *, limits: LimitsSection, **options: Any) -> None:
+        super().__init__(app, **options)
+        self.limits = limits

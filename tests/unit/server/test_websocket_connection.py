@@ -1,0 +1,142 @@
+"""Frames that are no whole messages: how many of them a socket may send, and what they count as."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from uvicorn.server import ServerState
+from websockets.client import ClientProtocol
+from websockets.frames import Frame, Opcode
+from websockets.uri import parse_uri
+
+from server.config import LimitsSection
+from server.connection_config import ConnectionConfig
+from server.limits import NUM_FRAGMENTS
+from server.websocket_connection import BoundedWebSocket
+from tests.support.virtual_time import run_virtual, settle
+from tests.support.wires import Wire
+
+LIMITS = LimitsSection(max_fragments=4, max_control_frames_per_second=10.0)
+
+
+class Peer:
+    """A client whose bytes are handed over by hand, and an application that keeps what it receives."""
+
+    def __init__(self, limits: LimitsSection) -> None:
+        self.received: list[dict[str, Any]] = []
+        config = ConnectionConfig(self._serve, limits=limits, interface="asgi3", log_config=None, ws_ping_interval=None)
+        config.load()
+        self.wire = Wire()
+        self.server = BoundedWebSocket(config, ServerState(), {}, asyncio.get_running_loop())
+        self.server.connection_made(self.wire)
+        self._client = ClientProtocol(parse_uri("ws://here/"))
+
+    async def _serve(self, scope: Any, receive: Callable[[], Any], send: Callable[[Any], Any]) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        while not self.received or self.received[-1]["type"] != "websocket.disconnect":
+            self.received.append(await receive())
+
+    def connect(self) -> None:
+        self._client.send_request(self._client.connect())
+        self.server.data_received(b"".join(self._client.data_to_send()))
+
+    def send(self, *frames: Frame) -> None:
+        self.server.data_received(b"".join(frame.serialize(mask=True) for frame in frames))
+
+    @property
+    def close(self) -> tuple[int, str] | None:
+        """What the server's close frame says, if it sent one."""
+        if self.wire.written:
+            self._client.receive_data(self.wire.written)
+            self.wire.written = b""
+        close = self._client.close_rcvd
+        return None if close is None else (close.code, close.reason)
+
+
+@asynccontextmanager
+async def connected(limits: LimitsSection = LIMITS) -> AsyncIterator[Peer]:
+    peer = Peer(limits)
+    peer.connect()
+    await settle()
+    yield peer
+    peer.server.connection_lost(None)
+    await settle()
+    assert not peer.server.tasks
+    assert peer.received[-1]["type"] == "websocket.disconnect"
+
+
+def fragments(number: int, data: bytes = b"x") -> list[Frame]:
+    """One text message in as many fragments."""
+    opcodes = [Opcode.TEXT, *[Opcode.CONT] * (number - 1)]
+    return [Frame(opcode, data, fin=index == number - 1) for index, opcode in enumerate(opcodes)]
+
+
+@pytest.mark.parametrize("data", [b"x", b""], ids=["filled", "empty"])
+@pytest.mark.parametrize("number", [1, 2, 4])
+def test_a_message_says_in_how_many_fragments_it_came(number: int, data: bytes) -> None:
+    async def main() -> None:
+        async with connected() as peer:
+            peer.send(*fragments(number, data), *fragments(1))
+            await settle()
+            texts = [(message["text"], message[NUM_FRAGMENTS]) for message in peer.received]
+            assert texts == [(data.decode() * number, number), ("x", 1)]
+            assert peer.close is None
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("data", [b"x", b""], ids=["filled", "empty"])
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_message_in_too_many_fragments_closes_the_socket(at_once: bool, data: bytes) -> None:
+    async def main() -> None:
+        async with connected() as peer:
+            frames = [*fragments(1000, data)[:999], Frame(Opcode.CONT, b"", fin=True), *fragments(1)]
+            if at_once:
+                peer.send(*frames)
+            else:
+                for frame in frames[:5]:
+                    peer.send(frame)
+            await settle()
+            assert peer.wire.is_closed
+            assert peer.close == (1009, "a message has more than 4 fragments (limits.max_fragments)")
+            assert [message["type"] for message in peer.received] == ["websocket.disconnect"]
+            assert len(peer.server.frames) <= 4
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("opcode", [Opcode.PING, Opcode.PONG])
+def test_a_second_has_so_many_control_frames_and_no_more(opcode: Opcode) -> None:
+    async def main() -> None:
+        async with connected() as peer:
+            for _ in range(3):
+                peer.send(*[Frame(opcode, b"")] * 10)
+                assert peer.close is None
+                await asyncio.sleep(1)
+            peer.send(*[Frame(opcode, b"")] * 500, *fragments(1))
+            await settle()
+            assert peer.wire.is_closed
+            reason = "more than 10 pings and pongs a second (limits.max_control_frames_per_second)"
+            assert peer.close == (1008, reason)
+            assert [message["type"] for message in peer.received] == ["websocket.disconnect"]
+
+    run_virtual(main())
+
+
+def test_who_floods_before_the_handshake_is_over_is_closed_too() -> None:
+    async def main() -> None:
+        peer = Peer(LIMITS)
+        peer.connect()
+        peer.send(*[Frame(Opcode.PING, b"")] * 50)
+        assert peer.wire.is_closed
+        await settle()
+        peer.server.connection_lost(None)
+        await settle()
+        assert not peer.server.tasks
+
+    run_virtual(main())
