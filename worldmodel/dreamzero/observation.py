@@ -42,12 +42,9 @@ class ObservationReader:
         Keys that the robot has no use for are let pass, states that are missing are zero. Raises `RequestRefused`
         naming the key that is wrong.
         """
-        if not any(key in arrays for key in self._robot.cameras):
-            # Acting on what was seen before would be acting blindly.
-            expected = ", ".join(self._robot.cameras)
-            raise _refusal(self._robot.cameras[0], f"expected pictures of at least one camera of {expected}, got none")
+        self._require_cameras(arrays)
         added = tuple(
-            self._add_camera(key, arrays.get(key), before)
+            self._add_camera(key, arrays[key], before)
             for key, before in zip(self._robot.cameras, cameras or (None,) * len(self._robot.cameras), strict=True)
         )
         count = CALL_FRAMES if any(before is not None for before in cameras) else FIRST_CALL_FRAMES
@@ -58,11 +55,19 @@ class ObservationReader:
             cameras=added,
         )
 
-    def _add_camera(self, key: str, array: npt.NDArray[np.generic] | None, before: CameraFrames | None) -> CameraFrames:
-        if array is None:
-            if before is None:
-                raise _refusal(key, "expected at least one frame of this camera, none has come yet")
-            return before
+    def _require_cameras(self, arrays: Arrays) -> None:
+        """Refuse a request that lacks a camera.
+
+        The official code goes on with the frames a silent camera sent before: the robot would act on what it no longer
+        sees, and nobody would be told.
+        """
+        missing = [key for key in self._robot.cameras if key not in arrays]
+        if missing:
+            expected = ", ".join(self._robot.cameras)
+            lacking = " and ".join(missing)
+            raise _refusal(missing[0], f"expected pictures of every camera ({expected}), got none of {lacking}")
+
+    def _add_camera(self, key: str, array: npt.NDArray[np.generic], before: CameraFrames | None) -> CameraFrames:
         frames_THW3 = self._frames(key, array)
         # Frames that no call can look at need not be resized.
         return add_frames(before, transform_view(frames_THW3[-CALL_FRAMES:], self._view_height, self._view_width))

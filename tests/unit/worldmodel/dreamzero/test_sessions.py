@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -203,29 +204,33 @@ def test_one_frame_a_call_is_padded_to_four_and_appended(adapter: DreamZeroAdapt
     assert committed_frames(adapter, single, ["a"] * 3) == [1, 3, 5]
 
 
-def test_a_camera_that_is_silent_keeps_its_frames(adapter: DreamZeroAdapter) -> None:
-    arrays = observe(0, 1)
-    silent = {key: value for key, value in arrays.items() if "wrist" not in key}
+@pytest.mark.parametrize(
+    ("silent", "said"),
+    [
+        (["wrist_image_left"], "got none of observation/wrist_image_left"),
+        (
+            ["exterior_image_1_left", "wrist_image_left"],
+            "got none of observation/exterior_image_1_left and observation/wrist_image_left",
+        ),
+        (
+            ["exterior_image_0_left", "exterior_image_1_left", "wrist_image_left"],
+            "expected pictures of every camera (observation/exterior_image_0_left, ",
+        ),
+    ],
+)
+def test_a_request_that_lacks_a_camera_is_refused_and_forgotten(
+    adapter: DreamZeroAdapter, alone: Alone, silent: list[str], said: str
+) -> None:
     runtime = make_runtime(adapter)
     open_robot(runtime, "a")
-    with pytest.raises(RequestRefused, match="none has come yet") as caught:
-        call(runtime, "a", 0, silent, "a")
-    assert (caught.value.code, caught.value.field) == ("bad_observation", "observation/wrist_image_left")
-    call(runtime, "a", 0, arrays, "a")
-    call(runtime, "a", 1, silent, "a")
-
-
-def test_a_request_without_any_picture_is_refused(adapter: DreamZeroAdapter, alone: Alone) -> None:
-    runtime = make_runtime(adapter)
-    open_robot(runtime, "a")
-    assert_same(act(runtime, "a", 0, 0), alone(0)[0])
-    blind = {key: array for key, array in observe(0, 1).items() if "image" not in key}
-    with pytest.raises(
-        RequestRefused, match="expected pictures of at least one camera of observation/exterior"
-    ) as caught:
-        call(runtime, "a", 1, blind | {"observation/image": observe(0, 1)["observation/wrist_image_left"]}, "a")
-    assert caught.value.code == "bad_observation"
-    assert_same(act(runtime, "a", 0, 1), alone(0)[1])
+    for index in range(2):
+        arrays = observe(0, index)
+        lacking = {key: array for key, array in arrays.items() if key.removeprefix("observation/") not in silent}
+        other = {"observation/image": arrays["observation/wrist_image_left"]}
+        with pytest.raises(RequestRefused, match=re.escape(said)) as caught:
+            call(runtime, "a", index, lacking | other, PROMPTS[1])
+        assert (caught.value.code, caught.value.field) == ("bad_observation", f"observation/{silent[0]}")
+        assert_same(act(runtime, "a", 0, index), alone(0)[index])
 
 
 @pytest.mark.parametrize(
