@@ -62,12 +62,14 @@ def training_config() -> dict[str, Any]:
     tiny = manifest()["tiny_config"]
     view, horizon = tiny["view"], tiny["head"]["action_horizon"]
     names = {kind: [f"{kind}.{key}" for key in keys_of(kind)] for kind in ("state", "action")}
+    videos = [f"video.{key}" for key in manifest()["metadata_json_example"]["modalities"]["video"]]
     return {
         "eval_bf16": True,
         "relative_action": True,
         "relative_action_keys": relative_keys(),
         "modality_configs": {
             TAG: {
+                "video": {"modality_keys": videos},
                 "state": {"delta_indices": [0], "modality_keys": names["state"]},
                 "action": {"delta_indices": list(range(horizon)), "modality_keys": names["action"]},
             },

@@ -22,6 +22,7 @@ MAX_SEED = 2**53 - 1
 MAX_TEMPLATE_CHARS = 4000
 MAX_PATH_CHARS = 4096
 MIN_STRENGTH, MAX_STRENGTH = 0.01, 100.0
+MAX_CAMERAS, MAX_NAME_CHARS = 4, 128
 
 _READER = JsonReader(code="bad_options", root="options")
 
@@ -37,6 +38,8 @@ class StepSkipping(StrEnum):
 class DreamZeroOptions:
     """Everything about the model that a configuration file may choose.
 
+    `cameras`: video keys of the checkpoint in the order their views are tiled in, for a robot whose checkpoint does not
+    say; None takes what it says.
     `tokenizer`: folder of the text encoder's tokenizer; None takes the folder `tokenizer` of the checkpoint.
     `computed_steps` belongs to static skipping. `noise_seed`: the seed of every call; None takes the session's own.
     `guidance`: how far the video is pushed away from the negative branch. `shift`: how much of the steps is spent at
@@ -45,6 +48,7 @@ class DreamZeroOptions:
     """
 
     embodiment: str = "oxe_droid"
+    cameras: tuple[str, ...] | None = None
     tokenizer: str | None = None
     step_skipping: StepSkipping = StepSkipping.STATIC
     computed_steps: int = 8
@@ -89,6 +93,7 @@ def _read_options(value: object) -> DreamZeroOptions:
         embodiment=_READER.read_choice(
             options.get("embodiment", defaults.embodiment), "embodiment", [entry.tag for entry in EMBODIMENTS]
         ),
+        cameras=_cameras(options),
         tokenizer=_text(options, "tokenizer", MAX_PATH_CHARS),
         step_skipping=StepSkipping(word("step_skipping", StepSkipping)),
         computed_steps=_computed_steps(options.get("computed_steps", defaults.computed_steps)),
@@ -99,6 +104,19 @@ def _read_options(value: object) -> DreamZeroOptions:
         attention=AttentionChoice(word("attention", AttentionChoice)),
         layer_operations=LayerOperations(word("layer_operations", LayerOperations)),
     )
+
+
+def _cameras(options: dict[str, object]) -> tuple[str, ...] | None:
+    value = options.get("cameras")
+    if value is None:
+        return None
+    names = _READER.read_list(value, "cameras", minimum=1, maximum=MAX_CAMERAS, of="names")
+    for index, name in enumerate(names):
+        if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARS:
+            raise _READER.expected(f"cameras[{index}]", f"a text of 1 to {MAX_NAME_CHARS} characters", name)
+        if name in names[:index]:
+            raise _READER.refusal(f"cameras[{index}]", f"expected each camera once, got {name!r} twice")
+    return tuple(map(str, names))
 
 
 def _computed_steps(value: object) -> int:

@@ -108,10 +108,12 @@ def read_robot(
     action_width: int,
     action_rows: int,
     problems: list[str],
+    cameras: tuple[str, ...] | None = None,
 ) -> Robot | None:
     """Build the robot of an embodiment from `metadata.json`. Appends to `problems` all that is missing or wrong.
 
-    The file has entries by embodiment, or is the entry of one.
+    The file has entries by embodiment, or is the entry of one. `cameras` are video keys in tiling order, for a robot
+    whose training run decided it; None takes that of `training`.
     """
     is_one_entry = embodiment.tag not in metadata and metadata.get("embodiment_tag", embodiment.tag) == embodiment.tag
     entry = metadata if is_one_entry else metadata.get(embodiment.tag)
@@ -120,14 +122,14 @@ def read_robot(
         problems.append(f"metadata.json: no statistics of {embodiment.tag}, only of {known}")
         return None
     reader = _Reader(entry, training, embodiment, problems)
-    cameras, height, width = reader.cameras()
+    camera_keys, height, width = reader.cameras(cameras)
     states = reader.fields("state", state_width)
     actions = reader.relative(reader.fields("action", action_width, num_rows=action_rows), states)
     if problems:
         return None
     return Robot(
         embodiment=embodiment,
-        cameras=cameras,
+        cameras=camera_keys,
         camera_height=height,
         camera_width=width,
         states=states,
@@ -152,19 +154,32 @@ class _Reader:
             return {}
         return table
 
-    def _keys(self, kind: str, known: Mapping[str, object]) -> tuple[str, ...]:
-        """Name the keys in order: those of the training run, those every robot of the kind has, or all."""
+    def _keys(self, kind: str, known: Mapping[str, object], remedy: str = "write it there") -> tuple[str, ...]:
+        """Name the keys in the order of the training run.
+
+        Only one key needs no order, and states and actions of DROID have one of their own. The order of
+        `metadata.json` means nothing: numbers or views in a wrong place would be taken for others.
+        """
         if kind in self._training.keys:
             return self._training.keys[kind]
-        return DROID_KEYS if self._embodiment.tag == "oxe_droid" else tuple(known)
+        if self._embodiment.tag == "oxe_droid":
+            return DROID_KEYS
+        if len(known) > 1 and self._training.was_read:
+            names = ", ".join(known)
+            self._problems.append(
+                f"conf.yaml: {kind}.modality_keys is missing, which is the order of {names}: {remedy}"
+            )
+        return tuple(known)
 
-    def cameras(self) -> tuple[tuple[str, ...], int, int]:
+    def cameras(self, stated: tuple[str, ...] | None) -> tuple[tuple[str, ...], int, int]:
         """Return request keys in tiling order and the one size (height, width) that all cameras have."""
         table = self._table("modalities", "video")
         pairs = self._embodiment.cameras
         if pairs is None:
-            names = self._training.keys.get("video", tuple(table))
+            names = stated or self._keys("video", table, 'write it there, or set model.options.cameras = ["...", ...]')
             pairs = tuple((name, name) for name in names)
+        elif stated is not None:
+            self._problems.append(f"model.options.cameras: the cameras of {self._embodiment.tag} have a fixed order")
         sizes = set()
         for key, _ in pairs:
             entry = table.get(key)

@@ -13,9 +13,10 @@ import torch
 from torch import nn
 
 from worldmodel.adapter import ProgressFn
-from worldmodel.checkpoint.errors import CheckpointError
+from worldmodel.checkpoint.errors import CheckpointError, log_whole
 from worldmodel.checkpoint.inspection import num_parameters
 from worldmodel.checkpoint.loading import Progress
+from worldmodel.checkpoint.problems import Problem
 from worldmodel.dreamzero.checkpoint import (
     IMAGE_ENCODER,
     TEXT_ENCODER,
@@ -150,10 +151,11 @@ def read_checkpoint(path: str, options: DreamZeroOptions) -> tuple[DreamZeroChec
         action_width=config.action_dim,
         action_rows=config.actions_per_chunk,
         problems=problems,
+        cameras=options.cameras,
     )
     modules = empty_modules(checkpoint.sizes)
     if problems or robot is None:
-        raise CheckpointError(checkpoint.name, *problems, *_part_problems(checkpoint, modules))
+        raise CheckpointError(checkpoint.name, *problems, *part_problems(checkpoint, modules))
     return checkpoint, robot
 
 
@@ -191,19 +193,20 @@ def _share(stage: LoadStage, progress: ProgressFn, start: float, end: float) -> 
 
 def check_parts(checkpoint: DreamZeroCheckpoint, modules: EmptyModules) -> None:
     """Compare names and shapes of all tensors and look at the tokenizer. Raises `CheckpointError` with all findings."""
-    problems = _part_problems(checkpoint, modules)
+    problems = part_problems(checkpoint, modules)
     if problems:
+        log_whole(problems)
         raise CheckpointError(checkpoint.name, *problems)
 
 
-def _part_problems(checkpoint: DreamZeroCheckpoint, modules: EmptyModules) -> list[str]:
+def part_problems(checkpoint: DreamZeroCheckpoint, modules: EmptyModules) -> list[Problem]:
     """Compare names and shapes of all components with their modules, and look at the tokenizer."""
     problems = [
-        f"{name}: {problem}"
+        problem.of(name)
         for name, module in modules.by_component().items()
         for problem in checkpoint.component(name).misfits(module)
     ]
-    return [*problems, *_tokenizer_problems(checkpoint)]
+    return [*problems, *(Problem(text=text) for text in _tokenizer_problems(checkpoint))]
 
 
 def _tokenizer_problems(checkpoint: DreamZeroCheckpoint) -> list[str]:

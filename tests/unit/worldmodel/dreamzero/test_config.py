@@ -18,6 +18,7 @@ from worldmodel.errors import RequestRefused
 def test_options_survive_the_trip() -> None:
     given = {
         "embodiment": "yam",
+        "cameras": ["top", "left"],
         "tokenizer": "elsewhere",
         "step_skipping": "dynamic",
         "computed_steps": 16,
@@ -29,6 +30,7 @@ def test_options_survive_the_trip() -> None:
     options = DreamZeroOptions.from_json(parse_options(given))
     assert options == DreamZeroOptions(
         embodiment="yam",
+        cameras=("top", "left"),
         tokenizer="elsewhere",
         step_skipping=StepSkipping.DYNAMIC,
         computed_steps=16,
@@ -55,6 +57,10 @@ def test_options_survive_the_trip() -> None:
         ({"step_skipping": "none"}, "step_skipping"),
         ({"prompt_template": "no place"}, "prompt_template"),
         ({"tokenizer": ""}, "tokenizer"),
+        ({"cameras": []}, "cameras"),
+        ({"cameras": "top"}, "cameras"),
+        ({"cameras": ["top", ""]}, "cameras[1]"),
+        ({"cameras": ["top", "left", "top"]}, "cameras[2]"),
         ({"steps": 8}, "steps"),
     ],
 )

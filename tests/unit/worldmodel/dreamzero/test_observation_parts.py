@@ -162,10 +162,11 @@ def metadata(tag: str, cameras: list[str], states: dict[str, int], actions: dict
 
 
 def training(content: dict[str, Any], tag: str, **settings: Any) -> TrainingConfig:
-    """Say everything that must be said: all keys are normalised by quantiles, joints are relative."""
+    """Say everything that must be said: the order of keys, all normalised by quantiles, joints relative."""
     modalities = content.get(tag, content)["modalities"]
     names = [f"{kind}.{key}" for kind in ("state", "action") for key in modalities[kind]]
     said = {
+        "keys": {} if tag == "oxe_droid" else {kind: tuple(modalities[kind]) for kind in modalities},
         "modes": dict.fromkeys(names, NormalizationMode.Q99),
         "relative_action": True,
         "relative_action_keys": tuple(key for key in modalities["action"] if "joint" in key),
@@ -173,7 +174,9 @@ def training(content: dict[str, Any], tag: str, **settings: Any) -> TrainingConf
     return TrainingConfig(**said | settings)
 
 
-def read(content: dict[str, Any], tag: str, problems: list[str], **settings: Any) -> Robot | None:
+def read(
+    content: dict[str, Any], tag: str, problems: list[str], cameras: tuple[str, ...] | None = None, **settings: Any
+) -> Robot | None:
     return read_robot(
         content,
         training(content, tag, **settings),
@@ -182,6 +185,7 @@ def read(content: dict[str, Any], tag: str, problems: list[str], **settings: Any
         action_width=32,
         action_rows=24,
         problems=problems,
+        cameras=cameras,
     )
 
 
@@ -196,9 +200,16 @@ AGIBOT_STATES = {"left_arm_joint_position": 7, "right_arm_joint_position": 7, "l
 AGIBOT_ACTIONS = {"left_arm_joint_position": 7, "right_arm_joint_position": 7, "left_effector": 1, "base_velocity": 2}
 
 
-def test_a_robot_with_many_keys_reads_them_in_the_order_of_its_metadata() -> None:
-    content = metadata("agibot", ["head", "hand_left", "hand_right"], AGIBOT_STATES, AGIBOT_ACTIONS)
-    agibot = robot("agibot", content)
+AGIBOT = metadata("agibot", ["hand_left", "hand_right", "head"], AGIBOT_STATES, AGIBOT_ACTIONS)
+AGIBOT_ORDER = {
+    "video": ("head", "hand_left", "hand_right"),
+    "state": tuple(AGIBOT_STATES),
+    "action": tuple(AGIBOT_ACTIONS),
+}
+
+
+def test_a_robot_with_many_keys_reads_them_in_the_order_of_its_training_run() -> None:
+    agibot = robot("agibot", AGIBOT, keys=AGIBOT_ORDER)
     assert agibot.cameras == ("observation/head", "observation/hand_left", "observation/hand_right")
     info = agibot.info(24)
     assert [state.num_dims for state in info.states] == [7, 7, 1, 2]
@@ -207,6 +218,31 @@ def test_a_robot_with_many_keys_reads_them_in_the_order_of_its_metadata() -> Non
     raw = np.arange(17.0)
     actions = agibot.absolute_actions(np.zeros((24, 32), np.float32), raw)
     np.testing.assert_array_equal(actions[5], [*range(14), 0, 0, 0])
+
+
+def test_an_order_that_nobody_stated_is_not_guessed() -> None:
+    problems: list[str] = []
+    assert read(AGIBOT, "agibot", problems, keys={"state": tuple(AGIBOT_STATES)}) is None
+    assert problems == [
+        "conf.yaml: video.modality_keys is missing, which is the order of hand_left, hand_right, head: write it there, "
+        'or set model.options.cameras = ["...", ...]',
+        "conf.yaml: action.modality_keys is missing, which is the order of left_arm_joint_position, "
+        "right_arm_joint_position, left_effector, base_velocity: write it there",
+    ]
+
+
+def test_the_order_of_cameras_can_be_stated() -> None:
+    order = {kind: AGIBOT_ORDER[kind] for kind in ("state", "action")}
+    stated = robot("agibot", AGIBOT, keys=order, cameras=("head", "hand_right", "hand_left"))
+    assert stated.cameras == ("observation/head", "observation/hand_right", "observation/hand_left")
+    problems: list[str] = []
+    assert read(AGIBOT, "agibot", problems, keys=order, cameras=("head", "feet")) is None
+    assert problems == ["metadata.json: modalities.video.feet.resolution must be [width, height]"]
+    problems.clear()
+    dims = {"joint_position": 7, "gripper_position": 1}
+    cameras = [key for key, _ in embodiment("oxe_droid").cameras or ()]
+    assert read(metadata("oxe_droid", cameras, dims, dims), "oxe_droid", problems, cameras=tuple(cameras)) is None
+    assert problems == ["model.options.cameras: the cameras of oxe_droid have a fixed order"]
 
 
 @pytest.mark.parametrize("tag", [entry.tag for entry in EMBODIMENTS])
