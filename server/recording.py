@@ -5,7 +5,7 @@
                         image-RUN.png    start images, as they were uploaded
                         recording.mp4    the session's chunks, one fragment each
 
-    session ─ append ─> queue ─> make room ─> thread: open, write, close
+    session ─ append ─> queue ─> make room ─> thread: open, write, close ─ disk full ─> make room there, once again
                           └── anything goes wrong: this recording stops, is kept as far as it came; its session lives on
 
 A recording is readable while it is written: `num_bytes` counts whole appends only. What a server that died had half
@@ -15,6 +15,7 @@ written of a log's last line is cut off by the next one.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import shutil
@@ -42,6 +43,11 @@ ABOUT_FILE = "about.json"
 
 MAX_WAITING_BYTES = 64 * 1024 * 1024
 """What may wait for the disk of one session, minutes of video; then the recording stops."""
+
+DISK_ROOM_BYTES = MAX_WAITING_BYTES
+"""How much is made free at once on a disk that is full, so that the next append has room too."""
+
+DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 FLUSH_TIMEOUT_S = 5.0
 """How long the end of a session waits for the disk."""
@@ -144,14 +150,14 @@ class Recordings:
         self._count(len(data))
         written = recording.num_bytes.get(file, 0)
         try:
-            await self._run(partial(_append, recording.folder / file, written, data))
+            await self._write(partial(_append, recording.folder / file, written, data))
         except BaseException:
             self._count(-len(data))
             raise
         recording.num_bytes[file] = written + len(data)
 
     async def create_folder(self, recording: Recording) -> None:
-        await self._run(recording.folder.mkdir)
+        await self._write(recording.folder.mkdir)
         await self.append(recording, ABOUT_FILE, msgspec.json.encode(recording.about))
 
     def stopped(self, recording: Recording, reason: object) -> None:
@@ -170,10 +176,33 @@ class Recordings:
         if self._max_bytes is None:
             return
         while self._total_bytes + num_bytes > self._max_bytes:
-            oldest = next((it for it in self._recordings.values() if not it.writing), None)
+            oldest = self._oldest_finished()
             if oldest is None:
                 raise RecordingStopped(f"{self._max_bytes} bytes are in use (recording.max_bytes)")
             await self._evict(oldest)
+
+    async def _write(self, work: Callable[[], None]) -> None:
+        """Write to the disk, once again with room made if it is full. Raises `OSError`."""
+        try:
+            await self._run(work)
+        except OSError as error:
+            if error.errno not in DISK_IS_FULL or not await self._free_disk():
+                raise
+            await self._run(work)
+
+    async def _free_disk(self) -> bool:
+        """Delete the oldest finished recordings, as many as make some room. Returns whether there was one."""
+        freed_bytes = num_deleted = 0
+        while freed_bytes < DISK_ROOM_BYTES and (oldest := self._oldest_finished()) is not None:
+            freed_bytes += oldest.total_bytes
+            num_deleted += 1
+            await self._evict(oldest)
+        if num_deleted:
+            log.warning("the disk of the recordings is full; recordings deleted, the oldest first: %d", num_deleted)
+        return num_deleted > 0
+
+    def _oldest_finished(self) -> Recording | None:
+        return next((it for it in self._recordings.values() if not it.writing), None)
 
     async def _evict(self, recording: Recording) -> None:
         del self._recordings[recording.about.session_id]

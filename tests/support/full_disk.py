@@ -1,4 +1,4 @@
-"""A disk that is full while a test says so. Only `os.pwrite`, which recordings write with, notices."""
+"""Disks that are full while a test says so, or by what is on them. Only `os.pwrite` of recordings notices."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -31,10 +32,24 @@ class FullDisk:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+class SmallDisk(FullDisk):
+    """Is full once the files below `folder` would have more than `max_bytes`."""
+
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        super().__init__()
+        self._folder = folder
+        self._max_bytes = max_bytes
+
+    def pwrite(self, descriptor: int, data: memoryview, offset: int) -> int:
+        used = sum(path.stat().st_size for path in self._folder.rglob("*") if path.is_file())
+        self.is_full = used + len(data) > self._max_bytes
+        return super().pwrite(descriptor, data, offset)
+
+
 @contextmanager
-def full_disk() -> Iterator[FullDisk]:
-    """Put the disk in place of the real one."""
-    disk = FullDisk()
+def full_disk(disk: FullDisk | None = None) -> Iterator[FullDisk]:
+    """Put a disk in place of the real one."""
+    disk = disk or FullDisk()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "pwrite", disk.pwrite)
         yield disk

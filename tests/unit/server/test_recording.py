@@ -17,6 +17,7 @@ from server.config import RecordingSection
 from server.config_values import ConfigError
 from server.errors import UnknownId
 from server.recording import LOG_FILE, MP4_FILE, SEARCH_BYTES, Recordings, SessionRecording
+from tests.support.full_disk import SmallDisk, full_disk
 
 ALICE = "digest-of-a-token"
 
@@ -189,6 +190,52 @@ async def test_a_full_disk_stops_the_recording_and_keeps_what_came_before(
         assert registry.get_sample_value("worldserve_recording_failures_total") == 1
         (tmp_path / "s-1" / MP4_FILE).unlink()
         assert registry.get_sample_value("worldserve_recording_bytes") == bytes_on_disk(tmp_path)
+
+
+async def test_on_a_full_disk_the_oldest_finished_recordings_make_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("server.recording.DISK_ROOM_BYTES", 500)
+    with recordings_in(tmp_path) as (recordings, registry), full_disk(SmallDisk(tmp_path, 2500)) as disk:
+        for session_id in ("s-1", "s-2"):
+            old = begin(recordings, session_id)
+            old.append(LOG_FILE, bytes(800))
+            await old.close()
+        running = begin(recordings, "s-3")
+        running.append(LOG_FILE, b"a" * 300)
+        running.append(LOG_FILE, b"b" * 600)
+        await running.close()
+        assert disk.num_refusals == 1
+        assert names(tmp_path) == ["s-2", "s-3"]
+        assert content(recordings, "s-3", LOG_FILE) == b"a" * 300 + b"b" * 600
+        assert registry.get_sample_value("worldserve_recording_bytes") == bytes_on_disk(tmp_path)
+        assert registry.get_sample_value("worldserve_recordings_evicted_total") == 1
+        assert registry.get_sample_value("worldserve_recording_failures_total") == 0
+    assert "the disk of the recordings is full; recordings deleted, the oldest first: 1" in caplog.text
+
+
+async def test_a_disk_that_stays_full_stops_the_recording(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Somebody else fills the disk: what one recording can cost the others is bounded."""
+    monkeypatch.setattr("server.recording.DISK_ROOM_BYTES", 500)
+    with recordings_in(tmp_path) as (recordings, registry), full_disk() as disk:
+        for session_id in ("s-1", "s-2", "s-3"):
+            old = begin(recordings, session_id)
+            old.append(LOG_FILE, bytes(800))
+            await old.close()
+        running = begin(recordings, "s-4")
+        running.append(LOG_FILE, b"a" * 300)
+        await until_written(recordings, "s-4", LOG_FILE)
+        disk.is_full = True
+        for _ in range(5):
+            running.append(LOG_FILE, b"b" * 300)
+        await running.close()
+        assert disk.num_refusals == 2
+        assert names(tmp_path) == ["s-2", "s-3", "s-4"]
+        assert content(recordings, "s-4", LOG_FILE) == b"a" * 300
+        assert registry.get_sample_value("worldserve_recording_failures_total") == 1
+    assert "session s-4 is no longer recorded: [Errno 28]" in caplog.text
 
 
 async def test_a_folder_that_vanishes_stops_the_recording(tmp_path: Path) -> None:
