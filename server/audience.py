@@ -153,5 +153,10 @@ def error_message(error: ServerError) -> ErrorMessage:
 def state_message(session: Session[EncodedChunk], reason: str | None = None) -> SessionStateMessage:
     """Build the `session.state` message of a session."""
     return SessionStateMessage(
-        session_id=session.session_id, state=session.state, epoch=session.epoch, run=session.run, reason=reason
+        session_id=session.session_id,
+        state=session.state,
+        epoch=session.epoch,
+        run=session.run,
+        start_image=session.start_image,
+        reason=reason,
     )

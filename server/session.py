@@ -62,7 +62,8 @@ class _InFlight:
 class Session(Generic[EncodedT]):
     """The session contract (events, ticks, commits, epochs, runs). All methods return at once.
 
-    A run has at most `max_chunks` chunks; None: no limit.
+    A run has at most `max_chunks` chunks; None: no limit. `start_image` is the name of the offered image that the run
+    began with; None for one of the client's own.
     """
 
     def __init__(
@@ -76,10 +77,12 @@ class Session(Generic[EncodedT]):
         first_event_id: int,
         rules: SessionRules,
         max_chunks: int | None = None,
+        start_image: str | None = None,
     ) -> None:
         self.session_id = session_id
         self.prompt = prompt
         self.seed = seed
+        self.start_image = start_image
         self.phase = Phase.ACTIVE
         self.epoch = 0
         self.run = 0

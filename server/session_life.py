@@ -103,11 +103,13 @@ class SessionLife:
                 pass
 
     def _enter_failed(self, error: ServerError) -> None:
+        close_code = error.kind.close_code
         if error.code is ErrorCode.WORKER_UNAVAILABLE:
             self.lost_reason = error.message
-        self._audience.send_error(error)
+        if close_code is None:
+            self._audience.send_error(error)
         dropped = self._session.fail()
-        if error.code is ErrorCode.WORKER_UNAVAILABLE:
+        if close_code is not None:
             # The socket is closed below: what is still being encoded will not reach it.
             dropped = self._session.answer_all_events() + dropped
         log.warning(
@@ -121,8 +123,10 @@ class SessionLife:
         self._audience.send_state(state_message(self._session, error.code))
         if error.code is not ErrorCode.WORKER_UNAVAILABLE:
             self._tasks.spawn(self._release())
-        else:
-            self._audience.close_owner(CloseCode.RESTART, "the worker restarts")
+        if close_code is not None:
+            # A fatal error is the last message of its socket.
+            self._audience.send_error(error)
+            self._audience.close_owner(close_code, error.code)
 
     async def _release(self) -> None:
         """Free the worker's state of a failed session; what can't be freed now is tried again by reset or close."""
@@ -168,6 +172,7 @@ class SessionLife:
             return
         if image is not None:
             self._image_file = image.file
+            self._session.start_image = image.name
         self._seat.state_lost = False
         self.lost_reason = None
         self._session.finish_reset(prompt=prompt, seed=seed)
@@ -252,8 +257,8 @@ class SessionLife:
         self._services.scheduler.remove(self._session.session_id)
         if self._audience.is_empty:
             return
-        self._audience.send_error(Unavailable(ErrorCode.SHUTTING_DOWN, "the server is shutting down"))
         self._audience.send_dropped(self._session.abandon_tick() + self._session.begin_close(), DropReason.CLOSED)
+        self._audience.send_error(Unavailable(ErrorCode.SHUTTING_DOWN, "the server is shutting down"))
         closed = SessionClosedMessage(session_id=self._session.session_id, reason=ErrorCode.SHUTTING_DOWN)
         self._audience.end(CloseCode.RESTART, last_words=closed, reason="shutting down", discard=True)
 

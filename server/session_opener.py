@@ -86,6 +86,7 @@ class SessionOpener:
                 first_event_id=request.first_event_id,
                 rules=self._rules,
                 max_chunks=request.max_chunks,
+                start_image=request.image.name,
             ),
             encoder=encoder,
             place=place,

@@ -79,4 +79,9 @@ class ImageReader:
         if not file:
             raise BadInput(ErrorCode.BAD_IMAGE, "the image is empty", field=field)
         raw = await self.decode(file, field=field)
-        return StartImage(file=file, raw=raw, sha256=await asyncio.to_thread(image_digest, file))
+        return StartImage(
+            file=file,
+            raw=raw,
+            sha256=await asyncio.to_thread(image_digest, file),
+            name=reference.name if isinstance(reference, ImageName) else None,
+        )

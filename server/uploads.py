@@ -36,11 +36,12 @@ class RawImage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartImage:
-    """A start image as a file, decoded, and the SHA-256 of the file."""
+    """A start image as a file, decoded, and the SHA-256 of the file. `name`: under which it is on offer, if it is."""
 
     file: bytes
     raw: RawImage
     sha256: str
+    name: str | None = None
 
 
 class UploadStore:

@@ -123,6 +123,7 @@ export interface Limits {
   max_image_bytes: number;
   max_image_pixels: number;
   max_events_per_second: number;
+  max_messages_per_second: number;
   resume_s: number;
   lead_chunks: number;
   max_session_s: number | null;
@@ -154,6 +155,7 @@ export interface SessionStarted {
   pacing: Pacing;
   seed: number;
   prompt: string;
+  start_image: string | null;
   controls: Record<string, unknown>;
   limits: Limits;
   start_images: StartImage[];
@@ -170,6 +172,7 @@ export interface SessionWatching {
   session_id: string;
   state: SessionState;
   run: number;
+  start_image: string | null;
   model: string;
   width: number;
   height: number;
@@ -193,13 +196,14 @@ export interface EventDropped {
   reason: DropReason;
 }
 
-/** The session changed state, or a reset began run `run`. */
+/** The session changed state, or a reset began run `run` from the image `start_image`. */
 export interface SessionStateMessage {
   type: "session.state";
   session_id: string;
   state: SessionState;
   epoch: number;
   run: number;
+  start_image: string | null;
   reason: string | null;
 }
 

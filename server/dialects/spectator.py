@@ -74,6 +74,7 @@ class SpectatorDialog:
                 session_id=actor.session_id,
                 state=session.state,
                 run=session.run,
+                start_image=session.start_image,
                 model=info.model,
                 width=info.width,
                 height=info.height,

@@ -308,6 +308,7 @@ class WorldDialog:
             pacing=session.pacing,
             seed=session.seed,
             prompt=session.prompt,
+            start_image=session.start_image,
             controls=dict(context.control_schemas),
             limits=limits_message(context.config),
             start_images=context.start_images.offers,

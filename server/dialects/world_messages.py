@@ -197,6 +197,7 @@ def limits_message(config: ServerConfig) -> Limits:
         max_image_bytes=config.limits.max_image_bytes,
         max_image_pixels=config.limits.max_image_pixels,
         max_events_per_second=config.limits.max_events_per_second,
+        max_messages_per_second=config.limits.max_messages_per_second,
         resume_s=config.session.resume_s,
         lead_chunks=config.session.lead_chunks,
         max_session_s=config.session.max_session_s,

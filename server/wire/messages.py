@@ -201,6 +201,7 @@ class Limits(WireModel):
     max_image_bytes: int
     max_image_pixels: int
     max_events_per_second: float
+    max_messages_per_second: float
     resume_s: float
     lead_chunks: int
     max_session_s: float | None
@@ -233,6 +234,7 @@ class SessionStarted(WireModel):
     pacing: Pacing
     seed: int
     prompt: str
+    start_image: str | None = None
     controls: dict[str, Any]
     limits: Limits
     start_images: list[StartImage]
@@ -247,6 +249,7 @@ class SessionWatching(WireModel):
     session_id: str
     state: SessionState
     run: int
+    start_image: str | None = None
     model: str
     width: int
     height: int
@@ -309,13 +312,14 @@ class EventDropped(WireModel):
 
 
 class SessionStateMessage(WireModel):
-    """The session changed state, or a reset began run `run`."""
+    """The session changed state, or a reset began run `run` from the image `start_image`."""
 
     type: Literal["session.state"] = "session.state"
     session_id: str
     state: SessionState
     epoch: int
     run: int
+    start_image: str | None = None
     reason: str | None = None
 
 

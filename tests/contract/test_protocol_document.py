@@ -19,7 +19,7 @@ from server.documents import examples, wire_messages
 from server.media.formats import create_stream_encoder
 from server.wire import rest
 from server.wire.binary import pack_chunk, unpack_chunk
-from server.wire.messages import ChunkHeader, Pacing, SessionState, StreamFormat
+from server.wire.messages import ChunkHeader, Limits, Pacing, SessionState, StreamFormat
 from server.wire.robot_messages import RobotConfig, StepAnswer, config_map
 from server.wire.robot_rest import RobotStep, read_step_arrays
 from tests.support.media_chunks import part_of, yuv_chunk
@@ -58,6 +58,19 @@ def test_every_field_of_a_message_is_named_in_its_section(message: wire_messages
     fields = {field.alias or name for name, field in message.model.model_fields.items()} - {"type"}
     unnamed = {field for field in fields if f"`{field}`" not in prose and field not in in_examples}
     assert not unnamed
+
+
+@pytest.mark.parametrize("message", wire_messages.client_messages(), ids=lambda message: message.name)
+def test_the_table_of_a_message_says_which_fields_are_required(message: wire_messages.WireMessage) -> None:
+    rows = re.findall(r"^\| (`.*?) \| (.*?) ?\| .* \|$", section(f"`{message.name}`"), re.MULTILINE)
+    required = {name for cells, mark in rows if mark == "yes" for name in re.findall(r"`(\w+)`", cells)}
+    properties = wire_messages.message_schema(message)
+    assert required == set(properties["required"]) - {"type"}
+    defaults = {name: field["default"] for name, field in properties["properties"].items() if field.get("default")}
+    assert {cells.strip("`"): mark for cells, mark in rows if mark.startswith("default")} == {
+        name: f"default `{value}`" if isinstance(value, str) else f"default {value}"
+        for name, value in (defaults | ({"event_base": 0} if "event_base" in properties["properties"] else {})).items()
+    }
 
 
 def test_examples_together_show_every_field_that_is_not_about_one_format() -> None:
@@ -251,7 +264,7 @@ def test_http_statuses_are_those_of_the_server() -> None:
 
 
 def test_defaults_in_the_table_of_times_are_those_of_the_configuration() -> None:
-    text = section("Times")
+    text = section("Times and limits")
     session, limits = config.SessionSection(), config.LimitsSection()
     wanted = {
         "start_timeout_s": f"{session.start_timeout_s:g} s",
@@ -260,6 +273,11 @@ def test_defaults_in_the_table_of_times_are_those_of_the_configuration() -> None
         "idle_s": "no limit",
         "max_session_s": "no limit",
         "tick_timeout_s": f"{session.tick_timeout_s:g} s",
+        "lead_chunks": f"{session.lead_chunks}",
+        "max_pending_events": f"{session.max_pending_events}",
+        "max_prompt_chars": f"{limits.max_prompt_chars} characters",
+        "max_image_bytes": f"{limits.max_image_bytes // 2**20} MiB",
+        "max_image_pixels": f"{limits.max_image_pixels // 10**6} million",
         "max_events_per_second": f"{limits.max_events_per_second:g} a second",
         "max_messages_per_second": f"{limits.max_messages_per_second:g} a second",
         "max_fragments": f"{limits.max_fragments}",
@@ -271,6 +289,9 @@ def test_defaults_in_the_table_of_times_are_those_of_the_configuration() -> None
     }
     assert session.idle_s is None
     assert session.max_session_s is None
+    starred = set(re.findall(r"`limits\.(\w+)`\)\*", text))
+    assert starred == set(Limits.model_fields)
+    assert starred <= wanted.keys()
     for name, value in wanted.items():
         (row,) = [line for line in text.splitlines() if f"{name}`)" in line]
         assert row.split("|")[2].strip().startswith(value), row

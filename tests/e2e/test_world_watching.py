@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 
-from server.config import ServerSection, SessionSection
-from tests.support.server_client import Chunk, WorldSocket, image_field
+from server.config import ServerSection, SessionSection, StartImageConfig
+from tests.support.server_client import Chunk, WorldSocket, fake_config, image_field
 from tests.support.server_scripted import KEYS, Server, decode, serving
 from tests.support.server_worker import ScriptedWorker, model_info
 
@@ -62,6 +63,23 @@ async def test_a_spectator_joins_at_the_next_chunk_and_its_stream_plays(server: 
     assert {chunk.header.epoch for chunk in spectator.chunks} == {0}
     assert (first.header.pts, second.header.pts) == (0, 12_000)
     assert decode(spectator.chunks) == 24
+
+
+async def test_owner_and_spectators_are_told_the_start_image_of_each_run() -> None:
+    offered = tuple(StartImageConfig(name=name, file="examples/day.png", prompt="a town") for name in ("day", "night"))
+    async with serving(model=replace(fake_config().model, start_images=offered)) as server:
+        owner = await server.connect()
+        started = await owner.start(image={"name": "day"})
+        assert started["start_image"] == "day"
+        spectator = await server.connect(viewer=False)
+        await spectator.send("session.watch", protocol=1, watch_token=started["watch_token"])
+        await spectator.expect("session.watching", start_image="day")
+        for run, (wish, told) in enumerate([({"image": {"name": "night"}}, "night"), ({}, "night")], start=1):
+            await owner.send("session.reset", **wish)
+            await spectator.expect("session.state", state="active", run=run, start_image=told)
+        await owner.send("session.reset", image=image_field())
+        await spectator.expect("session.state", state="resetting", run=2, start_image="night")
+        await spectator.expect("session.state", state="active", run=3, start_image=None)
 
 
 async def test_spectators_see_through_reset_take_over_and_the_end(server: Server) -> None:

@@ -233,6 +233,7 @@ class StandIn:
         limits = {
             "max_message_bytes": 1 << 24, "max_pending_events": 64, "max_prompt_chars": 2000,
             "max_image_bytes": 1 << 23, "max_image_pixels": 1 << 25, "max_events_per_second": 240.0,
+            "max_messages_per_second": 1000.0,
             "resume_s": 15.0, "lead_chunks": 1, "max_session_s": None, "idle_s": None,
         }  # fmt: skip
         return {
@@ -285,7 +286,7 @@ class StandIn:
                 await websocket.send_json({"type": "pong", "t": message["t"]})
 
     def _state(self, world: World, state: str, reason: str | None = None) -> dict[str, Any]:
-        ids = {"session_id": "s-standin", "epoch": world.epoch, "run": world.run}
+        ids = {"session_id": "s-standin", "epoch": world.epoch, "run": world.run, "start_image": world.name}
         return {"type": "session.state", "state": state, "reason": reason, **ids}
 
     async def _send_chunks(self, websocket: WebSocket, world: World, last_chunk_index: int) -> None:
@@ -355,7 +356,7 @@ def _described(world: World) -> dict[str, Any]:
     return {
         "protocol": 1, "session_id": "s-standin", "run": world.run, "model": "standin",
         "width": WIDTH, "height": HEIGHT, "fps": FPS, "latent_frames_per_chunk": 3,
-        "mime": _encoder(world).mime, "format": world.format,
+        "mime": _encoder(world).mime, "format": world.format, "start_image": world.name,
     }  # fmt: skip
 
 

@@ -311,6 +311,7 @@ class StandinServer:
                 max_image_bytes=1,
                 max_image_pixels=1,
                 max_events_per_second=1.0,
+                max_messages_per_second=1000.0,
                 resume_s=15.0,
                 lead_chunks=LEAD_CHUNKS,
                 max_session_s=None,

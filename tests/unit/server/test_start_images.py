@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import threading
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from server import start_images
-from server.config import LimitsSection
+from server.config import LimitsSection, StartImageConfig
 from server.errors import BadInput
 from server.start_images import ImageReader, StartImages
 from server.uploads import RawImage, UploadStore
+from server.wire.messages import ImageBase64, ImageName
 from tests.support.server_client import fake_config, png
 from worldmodel.messages import ImageSize
 
@@ -38,6 +42,16 @@ async def test_one_image_is_decoded_at_a_time(monkeypatch: pytest.MonkeyPatch) -
     images = reader()
     await asyncio.gather(*(images.decode(b"", field="image") for _ in range(3)))
     assert met == []
+
+
+async def test_an_image_that_is_on_offer_keeps_its_name(tmp_path: Path) -> None:
+    (tmp_path / "day.png").write_bytes(png(3, 5))
+    offered = (StartImageConfig(name="day", file="day.png", prompt="a town"),)
+    model = replace(fake_config().model, start_images=offered)
+    images = ImageReader(StartImages(model, tmp_path), UploadStore(4), LimitsSection())
+    assert (await images.read(ImageName(name="day"), owner=None)).name == "day"
+    sent = ImageBase64(base64=base64.b64encode(png(3, 5)).decode())
+    assert (await images.read(sent, owner=None)).name is None
 
 
 async def test_a_bad_image_does_not_keep_the_next_from_its_turn() -> None:

@@ -20,6 +20,7 @@ WATCHING = wire.SessionWatching(
     session_id="s-1",
     state=wire.SessionState.ACTIVE,
     run=0,
+    start_image="day",
     model="standin",
     width=64,
     height=48,
