@@ -38,7 +38,7 @@ function beginsWithCode(unit) {
  * @returns {Uint8Array[]}
  */
 export function nalsOf(unit) {
-  const starts = [];
+  const starts = /** @type {number[]} */ ([]);
   for (let at = 0; at + 3 <= unit.length; at += 1) {
     if (unit[at] === 0 && unit[at + 1] === 0 && unit[at + 2] === 1) {
       starts.push(at);

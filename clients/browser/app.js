@@ -61,6 +61,7 @@ export class App {
       this.world.changePrompt(prompt);
       this.viewer.focus();
     });
+    /** @type {World} */
     this.world = new World({
       player: this.player,
       send: (message) => this.connection.send(message),
@@ -73,7 +74,6 @@ export class App {
         onPlace: (walk) => this.viewer.map.show(walk),
       },
     });
-    this.viewer.map.startName = () => this.start.imageName;
     this.chooser = new Chooser({ api: this.api, onBegin: (choice) => this.begin(choice) });
     this.listen();
   }
@@ -291,6 +291,7 @@ export class App {
   /** @param {Record<string, any>} message */
   onSessionState(message) {
     this.setPaused(message.state === 'paused');
+    this.world.walk.begins(message.run, message.start_image);
     this.world.inRun(message.run);
     if (message.state === 'failed') this.onFailed(message.reason);
   }

@@ -24,7 +24,8 @@ export class InfoError extends Error {}
 export class ServerApi {
   /** @param {string | null} accessToken */
   constructor(accessToken) {
-    this._headers = accessToken === null ? {} : { Authorization: `Bearer ${accessToken}` };
+    this._headers = new Headers();
+    if (accessToken !== null) this._headers.set('Authorization', `Bearer ${accessToken}`);
   }
 
   /** @returns {Promise<ServerInfo>} */

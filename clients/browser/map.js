@@ -35,8 +35,6 @@ export class MapCard {
     this._reach = LEAST_REACH;
     /** What lies where, if that is known. */
     this.layout = /** @type {import('./layout.js').Layout | null} */ (null);
-    /** Start image that the run began with. */
-    this.startName = () => '';
     byId('map-card').addEventListener('toggle', () => this._draw());
   }
 
@@ -64,11 +62,11 @@ export class MapCard {
     // Computed colours: a canvas does not know the variables of a style sheet.
     const { color, outlineColor, borderTopColor } = getComputedStyle(this._canvas);
     drawGrid(context, size, scale, place, borderTopColor);
-    if (this.layout !== null) {
+    if (this.layout !== null && walk.startImage !== null) {
       context.save();
       context.scale(scale, scale);
       context.translate(-place.x, place.z);
-      drawLayout(context, this.layout, this.startName(), place, this._reach);
+      drawLayout(context, this.layout, walk.startImage, place, this._reach);
       context.restore();
     }
     drawTrail(context, scale, place, trail, color);
@@ -117,7 +115,7 @@ function drawGrid(context, size, scale, place, colour) {
  * @param {string} colour
  */
 function drawTrail(context, scale, place, trail, colour) {
-  const points = [{ x: 0, z: 0 }, ...trail, place].map(({ x, z }) => [(x - place.x) * scale, -(z - place.z) * scale]);
+  const points = [...trail, place].map(({ x, z }) => [(x - place.x) * scale, -(z - place.z) * scale]);
   context.strokeStyle = colour;
   context.lineWidth = 2;
   context.lineJoin = 'round';
@@ -126,7 +124,8 @@ function drawTrail(context, scale, place, trail, colour) {
   for (const [x, y] of points) context.lineTo(x, y);
   context.stroke();
   context.beginPath();
-  context.arc(points[0][0], points[0][1], 3, 0, 2 * Math.PI);
+  // Where the run began.
+  context.arc(-place.x * scale, place.z * scale, 3, 0, 2 * Math.PI);
   context.stroke();
   context.globalAlpha = 1;
 }

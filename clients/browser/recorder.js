@@ -17,12 +17,15 @@ export class Recorder {
   /** @param {number} [capBytes] */
   constructor(capBytes = DEFAULT_CAP_BYTES) {
     this._capBytes = capBytes;
-    this.clear();
+    this._init = /** @type {Uint8Array | null} */ (null);
+    this._fragments = /** @type {{bytes: Uint8Array, duration: number}[]} */ ([]);
+    this._firstFragment = 0;
+    this._bytes = 0;
   }
 
   clear() {
-    this._init = /** @type {Uint8Array | null} */ (null);
-    this._fragments = /** @type {{bytes: Uint8Array, duration: number}[]} */ ([]);
+    this._init = null;
+    this._fragments = [];
     this._firstFragment = 0;
     this._bytes = 0;
   }

@@ -18,8 +18,9 @@ export class Settings {
     this._onChange = onChange;
     const hasRoom = window.matchMedia(HAS_ROOM).matches;
     this._missing = missingReason();
-    this.values = loadPreferences({ theme: 'system', format: 'fmp4', keys: true, map: hasRoom, numbers: hasRoom });
-    if (this._missing !== null) this.values = { ...this.values, format: 'fmp4' };
+    const defaults = /** @type {const} */ ({ theme: 'system', format: 'fmp4', keys: true });
+    this.values = loadPreferences({ ...defaults, map: hasRoom, numbers: hasRoom });
+    if (this._missing !== null) this.values = { ...this.values, format: defaults.format };
     this._fill();
     this._apply();
     byId('settings-open').addEventListener('click', () => this.open());

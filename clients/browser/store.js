@@ -45,12 +45,6 @@ export class KeptStart {
     this.message = /** @type {Record<string, unknown> | null} */ (text === null ? null : JSON.parse(text));
   }
 
-  /** Name of the start image; empty for one of the visitor's own. */
-  get imageName() {
-    const image = /** @type {{name?: string} | undefined} */ (this.message?.image);
-    return image?.name ?? '';
-  }
-
   /** @param {Record<string, unknown>} message */
   keep(message) {
     this.message = message;

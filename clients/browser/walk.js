@@ -37,18 +37,35 @@ export function between(from, to, share) {
 
 export class Walk {
   constructor() {
-    this.clear();
-  }
-
-  clear() {
     /** Whether the model says where the camera is. */
     this.isKnown = false;
     this.place = /** @type {Place} */ (START);
     this.trail = /** @type {{x: number, z: number}[]} */ ([]);
+    /** Name of the start image of the run on screen; null for one of somebody's own. */
+    this.startImage = /** @type {string | null} */ (null);
+    this._startImages = /** @type {Map<number, string | null>} */ (new Map());
     this._run = -1;
     this._ends = /** @type {Map<string, Place>} */ (new Map());
     this._every = 1;
     this._skipped = 0;
+  }
+
+  clear() {
+    this.isKnown = false;
+    this.place = START;
+    this.startImage = null;
+    this._startImages.clear();
+    this._ends.clear();
+    this._run = -1;
+  }
+
+  /**
+   * What the server says of a run, before its first chunk.
+   * @param {number} run
+   * @param {string | null} startImage  Name of its start image.
+   */
+  begins(run, startImage) {
+    this._startImages.set(run, startImage);
   }
 
   /** @param {import('./protocol.js').ChunkHeader} header */
@@ -65,7 +82,7 @@ export class Walk {
   shown({ run, chunkIndex, numFrames }, frame) {
     const end = this._ends.get(`${run}/${chunkIndex}`);
     if (end === undefined) return false;
-    if (run !== this._run) this._beginRun(run);
+    if (run !== this._run) this._beginRun(run, chunkIndex === 0);
     // Who joins late does not know where the chunk began.
     const begin = chunkIndex === 0 ? START : (this._ends.get(`${run}/${chunkIndex - 1}`) ?? end);
     this.isKnown = true;
@@ -78,10 +95,15 @@ export class Walk {
     return true;
   }
 
-  /** @param {number} run */
-  _beginRun(run) {
+  /**
+   * @param {number} run
+   * @param {boolean} isFromStart  Who joins late has not seen the way from the start to here.
+   */
+  _beginRun(run, isFromStart) {
     this._run = run;
-    this.trail = [];
+    this.startImage = this._startImages.get(run) ?? null;
+    for (const other of this._startImages.keys()) if (other < run) this._startImages.delete(other);
+    this.trail = isFromStart ? [{ x: START.x, z: START.z }] : [];
     this._every = 1;
     this._skipped = 0;
   }

@@ -3,6 +3,7 @@
 
 import { addressOf, Connection } from './connection.js';
 import { byId } from './dom.js';
+import { ServerApi } from './info.js';
 import { watchMessage } from './protocol.js';
 import * as sheets from './sheets.js';
 import { accessToken } from './store.js';
@@ -19,6 +20,7 @@ export class WatchApp {
     this._playerFailures = 0;
     document.body.dataset.role = 'spectator';
     const access = accessToken();
+    this.api = new ServerApi(access);
     this.connection = new Connection({
       ...addressOf(access),
       handlers: {
@@ -39,6 +41,7 @@ export class WatchApp {
     });
     this.player = this.viewer.player;
     this.hud = this.viewer.hud;
+    /** @type {WatchedWorld} */
     this.world = new WatchedWorld({
       player: this.player,
       hud: this.hud,
@@ -53,6 +56,14 @@ export class WatchApp {
   boot() {
     this._wait('The next picture is on its way.');
     this.connection.begin(this._start);
+    void this._learn();
+  }
+
+  /** Ask for what the watched world itself does not tell: the card of the link and the map are poorer without it. */
+  async _learn() {
+    const [info, layout] = await Promise.allSettled([this.api.info(), this.api.layout()]);
+    if (info.status === 'fulfilled') this.viewer.info = info.value;
+    if (layout.status === 'fulfilled') this.viewer.map.layout = layout.value;
   }
 
   /** @param {string} text */
@@ -72,7 +83,10 @@ export class WatchApp {
 
   /** @param {Record<string, any>} message */
   _onMessage(message) {
-    if (message.type === 'session.state') this._showState(message.state);
+    if (message.type === 'session.state') {
+      this.world.walk.begins(message.run, message.start_image);
+      this._showState(message.state);
+    }
     if (message.type === 'error' && !message.fatal) sheets.toast(message.message, 'bad');
   }
 

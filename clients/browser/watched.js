@@ -30,6 +30,7 @@ export class WatchedWorld {
     const isSameWorld = this.session?.session_id === watching.session_id;
     this.session = watching;
     this.run = watching.run;
+    this.walk.begins(watching.run, watching.start_image);
     this._player.beginEpoch(watching, isSameWorld);
   }
 

@@ -113,6 +113,7 @@ export class World {
     this.session = started;
     this.epoch = started.epoch;
     this.run = started.run;
+    this.walk.begins(started.run, started.start_image);
     this._keep({
       token: started.resume_token,
       sessionId: started.session_id,

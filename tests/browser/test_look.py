@@ -10,11 +10,17 @@ from PIL import Image
 from playwright.sync_api import Browser
 
 from tests.support.browser_chromium import WatchedPage
-from tests.support.browser_standin import StandIn
+from tests.support.browser_standin import WATCH_TOKEN, StandIn
 
 pytestmark = pytest.mark.browser
 
 GROUND = "getComputedStyle(document.body).backgroundColor"
+LIGHTHOUSE = """() => {
+  const map = document.querySelector('#map');
+  const {data} = map.getContext('2d').getImageData(0, 0, map.width, map.height / 2);
+  return data.filter((_, at) => at % 4 === 0 && data[at] === 0xdb && data[at + 1] === 0x38).length;
+}"""
+"""How many pixels of the upper half of the map have its colour."""
 DARK, LIGHT = "rgb(8, 9, 12)", "rgb(233, 231, 226)"
 
 
@@ -68,7 +74,9 @@ def test_where_webcodecs_is_missing_the_choice_is_off_and_says_why(standin: Stan
     page.close()
 
 
-def test_the_map_shows_where_the_camera_is(page: WatchedPage) -> None:
+def test_the_map_shows_where_the_camera_is_to_spectators_too(
+    standin: StandIn, page: WatchedPage, browser: Browser
+) -> None:
     page.begin()
     page.page.keyboard.down("w")
     page.page.keyboard.down("l")
@@ -78,14 +86,13 @@ def test_the_map_shows_where_the_camera_is(page: WatchedPage) -> None:
     assert float(z) > 0.1
     assert 0 < float(degrees) < 180
     # The run begins with a look at the lighthouse, so it is above the middle.
-    lighthouse = """() => {
-      const map = document.querySelector('#map');
-      const {data} = map.getContext('2d').getImageData(0, 0, map.width, map.height / 2);
-      return data.filter((_, at) => at % 4 === 0 && data[at] === 0xdb && data[at + 1] === 0x38).length;
-    }"""
-    assert page.page.evaluate(lighthouse) > 50
+    assert page.page.evaluate(LIGHTHOUSE) > 50
     page.page.keyboard.up("w")
     page.page.keyboard.up("l")
+    watching = WatchedPage(browser, f"{standin.url}/#watch={WATCH_TOKEN}")
+    watching.wait_for_picture()
+    watching.page.wait_for_function(f"() => ({LIGHTHOUSE})() > 50")
+    watching.close()
     page.page.keyboard.press("r")
     page.wait("app.world.shown.run === 1 && app.world.walk.place.z === 0")
 

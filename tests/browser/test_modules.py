@@ -172,20 +172,22 @@ def test_a_walk_follows_the_poses_frame_by_frame(modules: WatchedPage) -> None:
         "walk.js",
         """const pose = (x, z, turn) =>
           [Math.cos(turn), 0, Math.sin(turn), x, 0, 1, 0, 0, -Math.sin(turn), 0, Math.cos(turn), z, 0, 0, 0, 1];
-        const walk = new m.Walk(); const seen = [];
+        const walk = new m.Walk(); const seen = []; const names = [];
         const show = (run, chunkIndex, frame, numFrames) =>
           seen.push([walk.shown({run, chunkIndex, numFrames}, frame), ...Object.values(walk.place)]);
+        walk.begins(0, 'day');
         walk.chunk({run: 0, chunk_index: 0, pose: pose(0, 1, 3)});
         walk.chunk({run: 0, chunk_index: 1, pose: pose(2, 1, -3)});
         show(0, 0, 0, 2); show(0, 0, 1, 2); show(0, 1, 0, 2); show(0, 2, 0, 2);
         const trail = walk.trail.length;
+        walk.begins(1, null); names.push(walk.startImage);
         walk.chunk({run: 1, chunk_index: 0, pose: pose(0, 4, 0)});
-        show(1, 0, 0, 4);
+        show(1, 0, 0, 4); names.push(walk.startImage);
         for (let chunk = 1; chunk < 6000; chunk += 1) {
           walk.chunk({run: 1, chunk_index: chunk, pose: pose(0, 4 + chunk, 0)});
           walk.shown({run: 1, chunkIndex: chunk, numFrames: 1}, 0);
         }
-        return {seen, trail, long: walk.trail.length, ends: walk._ends.size};""",
+        return {seen, trail, long: walk.trail.length, ends: walk._ends.size, names};""",
     )
     half_turn = walk["seen"][2][3]
     assert walk["seen"][0] == [True, 0, 0.5, 1.5]
@@ -194,10 +196,24 @@ def test_a_walk_follows_the_poses_frame_by_frame(modules: WatchedPage) -> None:
     # From 3 to -3 the short way, past half a turn.
     assert abs(half_turn) == pytest.approx(3.14159, abs=1e-4)
     assert walk["seen"][3][0] is False
-    assert walk["trail"] == 3
+    assert walk["trail"] == 4
     assert walk["seen"][4][:3] == [True, 0, 1]
     assert 500 < walk["long"] <= 2000
     assert walk["ends"] <= 2
+    # The name is that of the run on screen.
+    assert walk["names"] == ["day", None]
+
+
+def test_who_joins_late_has_no_way_behind(modules: WatchedPage) -> None:
+    trail = run(
+        modules,
+        "walk.js",
+        """const pose = [1, 0, 0, 2, 0, 1, 0, 0, 0, 0, 1, 5, 0, 0, 0, 1]; const walk = new m.Walk();
+        walk.chunk({run: 0, chunk_index: 7, pose});
+        walk.shown({run: 0, chunkIndex: 7, numFrames: 1}, 0);
+        return walk.trail;""",
+    )
+    assert trail == [{"x": 2, "z": 5}]
 
 
 def test_a_crop_stays_on_its_picture(modules: WatchedPage) -> None:
