@@ -2,7 +2,8 @@
 /** The card behind the state of the link: why it is as it is, what can be done, and a report to copy. */
 
 import { byId, make } from './dom.js';
-import { showLink } from './sheets.js';
+import { current, showLink } from './sheets.js';
+import { sentence } from './words.js';
 
 const KEEP_NOTES = 40;
 /** What a browser reports when the other side did not close (RFC 6455, 7.4.1). */
@@ -20,8 +21,7 @@ export class LinkCard {
     this._isOpenedByItself = false;
     byId('link').addEventListener('click', () => this._show(byId('link-card').hidden, false));
     byId('link-retry').addEventListener('click', retry);
-    byId('link-copy').addEventListener('click', () => void this.copy());
-    byId('trouble-copy').addEventListener('click', () => void this.copy());
+    for (const id of ['link-copy', 'trouble-copy']) byId(id).addEventListener('click', () => void this.copy(byId(id)));
     addEventListener('keydown', (event) => {
       if (event.key === 'Escape' && !byId('link-card').hidden) this._show(false, false);
     });
@@ -43,16 +43,20 @@ export class LinkCard {
     byId('link-reason').textContent = reasonOf(state, detail);
     const inShort = shortOf(state, detail);
     if (inShort !== null) showLink(...inShort);
-    if (isBroken) this._show(true, true);
+    // What is in the middle of the page says more, and has a button of its own.
+    if (isBroken && current() !== 'trouble') this._show(true, true);
     else if (this._isOpenedByItself && state !== 'connecting') this._show(false, false);
     else if (!byId('link-card').hidden) this._fill();
   }
 
-  /** Put a report into the clipboard. It has no token and no prompt. */
-  async copy() {
+  /**
+   * Put a report into the clipboard. It has no token and no prompt.
+   * @param {HTMLElement} button  Says so for a moment.
+   */
+  async copy(button) {
     const facts = [...this._facts(), ['Browser', navigator.userAgent], ['Page', location.origin]];
     const lines = [...facts.map(([name, value]) => `${name}: ${value}`), '', 'Link:', ...this._notes];
-    await copyText(['worldserve diagnostics', ...lines].join('\n'), byId('link-copy'));
+    await copyText(['worldserve diagnostics', ...lines].join('\n'), button);
   }
 
   /**
@@ -99,7 +103,7 @@ function shortOf(state, { attempt, delayMs }) {
  */
 function reasonOf(state, { attempt, delayMs, position, error, closeCode }) {
   const isCut = closeCode === undefined || closeCode === CLOSED_ABNORMALLY;
-  const cause = error?.message ?? (isCut ? 'The link broke.' : `The server closed the link (${closeCode}).`);
+  const cause = sentence(error?.message ?? (isCut ? 'The link broke.' : `The server closed the link (${closeCode}).`));
   switch (state) {
     case 'connecting':
       return attempt ? 'Coming back to the world.' : 'Opening the link.';
@@ -112,7 +116,7 @@ function reasonOf(state, { attempt, delayMs, position, error, closeCode }) {
     case 'lost':
       return `${cause} Three attempts failed.`;
     case 'ended':
-      return error?.message ?? 'The session is over.';
+      return sentence(error?.message ?? 'The session is over.');
     default:
       return 'Not connected yet.';
   }

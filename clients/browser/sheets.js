@@ -3,6 +3,7 @@
 
 import { byId, make } from './dom.js';
 import { STAGES } from './info.js';
+import { sentence } from './words.js';
 
 /** @typedef {'loading' | 'chooser' | 'waiting' | 'trouble' | 'world'} View */
 
@@ -70,7 +71,7 @@ export function showWaiting(title, text, cancel) {
  */
 export function showTrouble({ title, text, retry, choose }) {
   byId('trouble-title').textContent = title;
-  byId('trouble-text').textContent = text;
+  byId('trouble-text').textContent = sentence(text);
   byId('trouble-retry').textContent = retry.label;
   byId('trouble-retry').onclick = retry.run;
   byId('trouble-new').hidden = choose === null;

@@ -90,3 +90,12 @@ export function endTitle(code) {
       return 'This world has ended';
   }
 }
+
+/**
+ * A message of the server or of the browser as a sentence: most begin small and end without a full stop.
+ * @param {string} text
+ */
+export function sentence(text) {
+  const begun = /^[a-z]+ /.test(text) ? text[0].toUpperCase() + text.slice(1) : text;
+  return /[.!?]$/.test(begun) ? begun : `${begun}.`;
+}

@@ -32,7 +32,7 @@ def test_a_model_that_cannot_be_served_is_said_in_words(standin: StandIn, browse
     standin.script.info |= {"ready": False, "status": "failed", "error": "the checkpoint has no vae folder"}
     page = WatchedPage(browser, standin.url)
     page.page.wait_for_selector("#trouble")
-    assert page.page.inner_text("#trouble-text") == "the checkpoint has no vae folder"
+    assert page.page.inner_text("#trouble-text") == "The checkpoint has no vae folder."
     page.close()
 
 
@@ -51,9 +51,9 @@ def test_a_refused_start_is_explained_and_can_be_tried_again(standin: StandIn, p
     page.page.click("#begin")
     page.page.wait_for_selector("#trouble")
     assert page.page.inner_text("#trouble-title") == "All worlds are taken"
-    assert page.page.inner_text("#trouble-text") == "4 of 4 sessions are in use"
+    assert page.page.inner_text("#trouble-text") == "4 of 4 sessions are in use."
     page.page.click("#trouble-copy")
-    page.page.wait_for_selector("#link-copy >> text=Copied", state="attached")
+    page.page.wait_for_selector("#trouble-copy >> text=Copied")
     assert "error=capacity" in page.read("navigator.clipboard.readText()")
     standin.script.refuse = None
     page.page.click("#trouble-retry")
@@ -89,7 +89,7 @@ def test_without_a_clipboard_the_text_is_shown(standin: StandIn, browser: Browse
 def test_a_world_that_died_with_its_worker_starts_again_as_it_was(
     standin: StandIn, page: WatchedPage, at_once: bool, is_reloaded: bool
 ) -> None:
-    """`at_once`: before the resume is tried and refused."""
+    """`at_once`: before the page has tried, a second later, to resume, which is refused."""
     page.page.click(".tile >> nth=2")
     page.begin()
     page.page.click("#prompts >> text=the town in night")
@@ -100,10 +100,10 @@ def test_a_world_that_died_with_its_worker_starts_again_as_it_was(
         page.wait("app.world.prompt === 'the town in night'")
     started = next(start for start in standin.script.starts if "resume_token" not in start)
     standin.script.die_after_chunk = standin.world.chunk_index + 1
-    if not at_once:
-        page.page.click("#link-retry")
     title = "This run has stopped" if at_once else "The model has stopped"
     page.page.wait_for_selector(f"#trouble >> text={title}")
+    # One card at a time says what to do.
+    assert page.page.locator("#link-card").is_hidden()
     num_starts = len(standin.script.starts)
     page.page.click("#trouble-retry >> text=Start it again")
     page.wait("app.world.epoch === 0 && app.world.shown?.chunkIndex > 0 && document.body.dataset.view === 'world'")
