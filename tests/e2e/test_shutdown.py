@@ -31,8 +31,8 @@ def assert_told(socket: WorldSocket, close_code: int, started: dict[str, Any]) -
         "session_id": started["session_id"],
         "reason": "shutting_down",
     }
-    (error,) = [message for message in socket.messages if message.get("code") == "shutting_down"]
-    assert (error["fatal"], error["retryable"]) == (True, True)
+    error = socket.messages[-2]
+    assert (error["code"], error["fatal"], error["retryable"]) == ("shutting_down", True, True)
 
 
 def assert_all_answered(socket: WorldSocket) -> None:

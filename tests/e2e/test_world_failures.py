@@ -217,10 +217,17 @@ async def test_a_dead_worker_fails_all_its_sessions_at_once(server: Server) -> N
     server.worker.hold()
     for socket in sockets:
         await socket.media()
+        for event_id in range(3):
+            await socket.send("session.event", event_id=event_id, prompt="rain")
+            await socket.expect("event.queued", event_id=event_id)
     server.worker.dies()
     for socket in sockets:
         assert await socket.closed() == 1012
-        error = next(message for message in socket.messages if message["type"] == "error")
+        *answers, state, error = socket.messages[-5:]
+        assert [(answer["type"], answer["reason"]) for answer in answers] == [("event.dropped", "failed")] * 3
+        assert sorted(answer["event_id"] for answer in answers) == [0, 1, 2]
+        assert (state["type"], state["state"], state["reason"]) == ("session.state", "failed", "worker_unavailable")
+        # A fatal error is the last message of its socket.
         assert (error["code"], error["fatal"], error["retryable"]) == ("worker_unavailable", True, True)
     assert server.context.table.num_resident == 0
     newcomer = await server.connect()
