@@ -19,12 +19,35 @@ from server.media.encoder import EncoderFailed
 from server.media.formats import StreamEncoder, create_stream_encoder
 from server.recorder import Recorders, SessionRecorder
 from server.session import Session, SessionRules
-from server.uploads import StartImage
+from server.uploads import RawImage, StartImage
 from server.wire.messages import Pacing, StreamFormat
 from worldmodel.errors import OutcomeUnknown, RequestRefused, WorldModelError
 from worldmodel.messages import CloseSession, ModelInfo, OpenSession, RequestId, SessionId
 
 log = logging.getLogger(__name__)
+
+
+class CheckedImage:
+    """A start image that was decoded once. While its session waits only the file is kept, a hundredth of the pixels."""
+
+    def __init__(self, image: StartImage) -> None:
+        self.file = image.file
+        self.sha256 = image.sha256
+        self.name = image.name
+        self._raw: RawImage | None = image.raw
+
+    @property
+    def is_decoded(self) -> bool:
+        return self._raw is not None
+
+    def put_away(self) -> None:
+        """Forget the pixels; whoever takes them decodes the file again."""
+        self._raw = None
+
+    async def take(self, decode: Callable[[bytes], RawImage]) -> RawImage:
+        """Hand the pixels over, decoded in a thread by `decode` if they were put away."""
+        raw, self._raw = self._raw, None
+        return await asyncio.to_thread(decode, self.file) if raw is None else raw
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +56,7 @@ class NewSession:
 
     prompt: str
     seed: int
-    image: StartImage
+    image: CheckedImage
     format: StreamFormat
     pacing: Pacing
     first_event_id: int
@@ -132,7 +155,7 @@ class SessionOpener:
             raise ServerError(ErrorCode.MEDIA_FAILED, f"format {format} can't be encoded: {error}") from error
 
     async def _open_in_worker(self, session_id: SessionId, request: NewSession, encoder: StreamEncoder) -> None:
-        raw = request.image.raw
+        raw = await request.image.take(self._services.load_image)
         message = OpenSession(
             request_id=RequestId(f"{session_id}-open"),
             session_id=session_id,

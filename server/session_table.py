@@ -25,7 +25,7 @@ from server.scheduler import Scheduler
 from server.session import Phase
 from server.session_opener import NewSession, SessionOpener
 from server.tasks import TaskSet
-from server.uploads import RawImage, decode_image
+from server.uploads import decode_image
 from server.worker import Worker, WorkerStatus
 from worldmodel.messages import ModelInfo, SessionId
 
@@ -74,7 +74,7 @@ class SessionTable:
             max_missed_messages=2 * config.session.max_pending_events,
             max_watchers=config.session.max_watchers,
             take_place=self._take_place_again,
-            load_image=partial(self._decode, field="image"),
+            load_image=partial(decode_image, limits=config.limits, field="image"),
             ended=self._ended,
             not_released=self.place_kept,
             parked_again=self._make_room,
@@ -185,7 +185,7 @@ class SessionTable:
         self._check_owner(owner)
         self._num_opening[owner] = self._num_opening.get(owner, 0) + 1
         try:
-            place = await self._admit(on_position)
+            place = await self._admit(on_position, request.image.put_away)
             opening = self._tasks.spawn(self._open(request, place, owner))
             try:
                 actor = await asyncio.shield(opening)
@@ -222,13 +222,16 @@ class SessionTable:
             text = f"this token has {limit} sessions (limits.max_sessions_per_token)"
             raise Unavailable(ErrorCode.TOO_MANY_SESSIONS, text)
 
-    async def _admit(self, on_position: PositionFn | None) -> Place:
+    async def _admit(self, on_position: PositionFn | None, will_wait: Callable[[], None] | None = None) -> Place:
+        """Take a place; `will_wait` is called before waiting for one. Raises `Unavailable`."""
         place = self._admission.try_take()
         if place is None and on_position is None and self._evictable() is None:
             raise self._admission.full()
         if place is not None:
             return place
         evicting = self._evict_one()
+        if will_wait is not None:
+            will_wait()
         return await self._admission.wait(on_position, limited=not evicting)
 
     def refuse_unpromised(self) -> None:
@@ -391,9 +394,6 @@ class SessionTable:
         if failure is not None and failure != self._logged_failure:
             log.warning("the worker is %s: %s", self._worker.status, failure)
         self._logged_failure = failure
-
-    def _decode(self, image: bytes, *, field: str) -> RawImage:
-        return decode_image(image, limits=self._config.limits, field=field)
 
 
 def _shutting_down() -> Unavailable:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from server.context import ServerContext
 from server.errors import BadInput, ErrorCode
 from server.ids import new_seed
-from server.session_opener import NewSession
+from server.session_opener import CheckedImage, NewSession
 from server.wire.messages import SessionStart, StreamFormat
 from server.wire.rest import CreateSession
 
@@ -34,7 +34,7 @@ async def check_start(
     return NewSession(
         prompt=message.prompt,
         seed=new_seed() if message.seed is None else message.seed,
-        image=await context.images.read(message.image, owner=owner),
+        image=CheckedImage(await context.images.read(message.image, owner=owner)),
         format=message.format,
         pacing=message.pacing,
         first_event_id=message.event_base,

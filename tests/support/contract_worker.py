@@ -100,6 +100,7 @@ class ContractWorker:
         self.generation = 1
         self.failure: str | None = None
         self.sessions: dict[SessionId, Held] = {}
+        self.images: deque[bytes] = deque(maxlen=4)
         self.tick_fates: deque[Fate] = deque()
         self.request_fates: deque[Fate] = deque()
         self.open_fates: deque[Fate] = deque()
@@ -177,6 +178,7 @@ class ContractWorker:
             self._check(message.session_id not in self.sessions, f"{message.session_id} was opened twice")
             self._check(len(self.sessions) < self.loaded_info.capacity_sessions, "opened above the capacity")
             self.sessions[message.session_id] = Held()
+            self.images.append(image)
 
         await self._run(message, self._request_s, self.open_fates or self.request_fates, opens)
         return SessionOpened(request_id=message.request_id, session_id=message.session_id, memory=self._memory())

@@ -11,24 +11,28 @@ from server.actor import SessionActor
 from server.config import LimitsSection, SessionSection
 from server.errors import ErrorCode, Unavailable
 from server.session import Phase
-from server.session_opener import NewSession
+from server.session_opener import CheckedImage, NewSession
 from server.session_table import SessionTable
-from server.uploads import RawImage, StartImage
+from server.uploads import RawImage, StartImage, decode_image
 from server.wire.messages import Pacing, StreamFormat
 from tests.support.contract_client import LoopClient, LoopServer, loop_serving
 from tests.support.contract_worker import ContractWorker, Fate
+from tests.support.server_client import png
 from tests.support.server_worker import model_info
 from tests.support.virtual_time import now, run_virtual, settle
 from worldmodel.messages import CloseSession, ImageSize, SessionClosed
 
-REQUEST = NewSession(
-    prompt="a town",
-    seed=0,
-    image=StartImage(file=b"", raw=RawImage(size=ImageSize(width=2, height=2), pixels=bytes(12)), sha256=""),
-    format=StreamFormat.RGB24,
-    pacing=Pacing.FREE,
-    first_event_id=0,
-)
+
+def request() -> NewSession:
+    raw = RawImage(size=ImageSize(width=2, height=2), pixels=bytes(12))
+    return NewSession(
+        prompt="a town",
+        seed=0,
+        image=CheckedImage(StartImage(file=png(2, 2), raw=raw, sha256="")),
+        format=StreamFormat.RGB24,
+        pacing=Pacing.FREE,
+        first_event_id=0,
+    )
 
 
 def small_worker(capacity: int) -> ContractWorker:
@@ -38,7 +42,7 @@ def small_worker(capacity: int) -> ContractWorker:
 async def create(server: LoopServer) -> SessionActor:
     """Create a session as a client that can't queue does."""
     async with asyncio.timeout(60):
-        return await server.table.create(REQUEST, owner=None)
+        return await server.table.create(request(), owner=None)
 
 
 # ---------------------------------------------------------------- promises
@@ -134,7 +138,7 @@ def test_a_session_is_not_given_up_before_its_client_has_heard_of_it(monkeypatch
             async def open_and_be_rushed(*arguments: Any) -> SessionActor:
                 actor = await open_session(*arguments)
                 with pytest.raises(Unavailable, match="all 1 places"):
-                    await table.create(REQUEST, owner=None)
+                    await table.create(request(), owner=None)
                 return actor
 
             with monkeypatch.context() as patch:
@@ -143,6 +147,36 @@ def test_a_session_is_not_given_up_before_its_client_has_heard_of_it(monkeypatch
             await client.chunks(2)
             await client.leave()
             assert (await create(server)).session.phase is Phase.ACTIVE, "left alone it makes room"
+
+    run_virtual(main())
+
+
+def test_pixels_are_not_kept_while_their_session_waits() -> None:
+    """Only the file is; the worker gets the same pixels as without the wait."""
+
+    async def main() -> None:
+        worker = small_worker(1)
+        async with loop_serving(worker) as server:
+            owner, waiting = await server.started(), request()
+            creating = asyncio.create_task(server.table.create(waiting, owner=None, on_position=lambda *_: None))
+            await settle()
+            assert (server.table.num_waiting, waiting.image.is_decoded) == (1, False)
+            owner.send("session.close")
+            await creating
+            at_once = request()
+            assert at_once.image.is_decoded
+            assert worker.images[-1] == decode_image(at_once.image.file, limits=LimitsSection(), field="image").pixels
+            assert not waiting.image.is_decoded
+
+    run_virtual(main())
+
+
+def test_pixels_that_need_not_wait_are_decoded_once() -> None:
+    async def main() -> None:
+        worker = small_worker(1)
+        async with loop_serving(worker) as server:
+            await server.table.create(request(), owner=None)
+            assert list(worker.images) == [bytes(12)]
 
     run_virtual(main())
 
