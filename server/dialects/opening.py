@@ -53,12 +53,12 @@ class HeldMessages(Generic[MessageT]):
                 "(limits.max_message_bytes)"
             )
             raise Unavailable(ErrorCode.QUEUE_FULL, text)
-        self.put(message, num_chars)
+        self._put(message, num_chars)
 
-    def put(self, message: MessageT, num_chars: int) -> None:
-        """Keep a message whatever waits already; for what is never refused."""
-        self._messages.append((message, num_chars))
-        self._num_chars += num_chars
+    def put_last(self, message: MessageT, num_chars: int) -> None:
+        """Keep a message whatever waits already, unless the same waits; for what is never refused and done once."""
+        if all(waiting != message for waiting, _ in self._messages):
+            self._put(message, num_chars)
 
     def take(self) -> MessageT:
         """Remove and return the oldest message."""
@@ -68,6 +68,10 @@ class HeldMessages(Generic[MessageT]):
 
     def take_all(self) -> list[MessageT]:
         return [self.take() for _ in range(len(self))]
+
+    def _put(self, message: MessageT, num_chars: int) -> None:
+        self._messages.append((message, num_chars))
+        self._num_chars += num_chars
 
 
 class StartTimer:

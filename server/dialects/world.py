@@ -111,7 +111,7 @@ class WorldDialog:
                 self.close(CloseCode.DONE, "closed")
             case SessionClose() if self._starting is not None:
                 # Its turn comes after what was held before it.
-                self._held.put(message, len(text))
+                self._held.put_last(message, len(text))
             case _ if self._starting is not None:
                 self._hold(message, len(text))
             case _:
