@@ -32,12 +32,13 @@ STYLES = {"OK": "green", "WARN": "yellow", "FAIL": "bold red"}
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the report; `status` is OK, WARN or FAIL."""
+    """One line of the report; `status` is OK, WARN or FAIL, `details` has in full what is cut in `found`."""
 
     status: str
     name: str
     expected: str
     found: str
+    details: tuple[str, ...] = ()
 
 
 def doctor(config: ServerConfig, *, as_json: bool) -> int:

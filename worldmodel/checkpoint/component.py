@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from worldmodel.checkpoint.loading import DTypeChoice, NameChoice, Progress
+from worldmodel.checkpoint.problems import Problem
 from worldmodel.checkpoint.safetensors_header import TensorInfo
 
 
@@ -37,11 +38,17 @@ class Component(Protocol):
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
-        """What is stored, by the module's names; empty where tensors are made up."""
+        """What is stored, by the module's names; empty where tensors are made up.
+
+        `TensorInfo.name` is the key in the file. Raises `CheckpointError` with all that cannot be read.
+        """
         ...
 
-    def misfits(self, module: nn.Module) -> tuple[str, ...]:
-        """Say what of the stored tensors does not fit a module, one sentence per kind; reads no tensor data."""
+    def misfits(self, module: nn.Module) -> tuple[Problem, ...]:
+        """Say what of the stored tensors does not fit a module, and what cannot be read; reads no tensor data.
+
+        Raises `CheckpointError` if nothing can be said.
+        """
         ...
 
     def load_into(

@@ -7,7 +7,7 @@ until a component is loaded.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,10 +23,10 @@ from worldmodel.checkpoint.loading import (
     NameChoice,
     Progress,
     find_misfits,
-    listing,
     load_tensors,
     read_tensor,
 )
+from worldmodel.checkpoint.problems import Problem, listed
 from worldmodel.checkpoint.safetensors_header import SafetensorsFile, TensorInfo, read_safetensors_header
 from worldmodel.checkpoint.stored_component import sampled_digest
 from worldmodel.json_checks import describe
@@ -59,14 +59,19 @@ class ComponentReader:
         raise CheckpointError(str(self.folder), f"has no config, expected one of {', '.join(_CONFIG_FILES)}")
 
     @cached_property
+    def weights(self) -> WeightFiles:
+        """The weight files, those that cannot be read too. Raises `CheckpointError` if it is not known which."""
+        return read_weight_files(self.folder)
+
+    @property
     def files(self) -> tuple[SafetensorsFile, ...]:
         """The checked headers of the weight files, in order of file name."""
-        return weight_files(self.folder)
+        return self.weights.whole()
 
     @cached_property
     def tensors(self) -> Mapping[str, TensorInfo]:
         """Every stored tensor by name."""
-        return {info.name: info for file in self.files for info in file.tensors}
+        return _by_name(self.files)
 
     @property
     def num_parameters(self) -> int:
@@ -79,9 +84,11 @@ class ComponentReader:
             raise CheckpointError(str(self.folder), f"has no tensor {name}")
         return read_tensor(self.tensors[name], dtype=dtype, device=device)
 
-    def misfits(self, module: nn.Module) -> tuple[str, ...]:
-        """Say what of the stored tensors does not fit a module, one sentence per kind; reads headers only."""
-        return find_misfits(self.tensors, module)
+    def misfits(self, module: nn.Module) -> tuple[Problem, ...]:
+        """Say what of the stored tensors does not fit a module, and which files cannot be read; reads headers only."""
+        weights = self.weights
+        unreadable = [finding for error in weights.errors for finding in error.findings]
+        return (*unreadable, *find_misfits(_by_name(weights.files), module, unread=weights.unread))
 
     def load_into(
         self,
@@ -153,8 +160,45 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
     return Checkpoint(folder, index, components)
 
 
+def _by_name(files: Iterable[SafetensorsFile]) -> dict[str, TensorInfo]:
+    return {info.name: info for file in files for info in file.tensors}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightFiles:
+    """The weights of a folder as far as they can be read.
+
+    `errors` has one for each file that is broken, not there, or at odds with the index; `unread` has the names that the
+    index gives to files that cannot be read.
+    """
+
+    folder: Path
+    files: tuple[SafetensorsFile, ...]
+    errors: tuple[CheckpointError, ...] = ()
+    unread: frozenset[str] = frozenset()
+
+    def whole(self) -> tuple[SafetensorsFile, ...]:
+        """Return the files. Raises `CheckpointError` if anything is wrong with them, with all of it."""
+        if len(self.errors) == 1:
+            raise self.errors[0]
+        if self.errors:
+            raise CheckpointError(str(self.folder), *(each for error in self.errors for each in error.findings))
+        return self.files
+
+
 def weight_files(folder: Path) -> tuple[SafetensorsFile, ...]:
-    """Read the headers of a component folder's weights, one file or shards with an index. Raises `CheckpointError`."""
+    """Read the headers of a component folder's weights, one file or shards with an index.
+
+    Raises `CheckpointError` with all that is wrong.
+    """
+    return read_weight_files(folder).whole()
+
+
+def read_weight_files(folder: Path) -> WeightFiles:
+    """Read the headers that can be read of a component folder's weights.
+
+    Raises `CheckpointError` if there are no weights, several sets of them, or an index that is none.
+    """
     singles = [folder / f"{stem}.safetensors" for stem in _WEIGHT_STEMS]
     indexes = [folder / f"{stem}.safetensors.index.json" for stem in _WEIGHT_STEMS]
     with naming(folder, "read"):
@@ -167,11 +211,11 @@ def weight_files(folder: Path) -> tuple[SafetensorsFile, ...]:
             str(folder), f"has several sets of weights, keep one of {', '.join(file.name for file in found)}"
         )
     if found[0] in singles:
-        return (read_safetensors_header(found[0]),)
+        return WeightFiles(folder=folder, files=(read_safetensors_header(found[0]),))
     return _sharded_files(found[0])
 
 
-def _sharded_files(index_file: Path) -> tuple[SafetensorsFile, ...]:
+def _sharded_files(index_file: Path) -> WeightFiles:
     weight_map = read_json_object(index_file).get("weight_map")
     if not isinstance(weight_map, dict) or not all(
         isinstance(shard, str) and is_plain_name(shard) for shard in weight_map.values()
@@ -180,15 +224,26 @@ def _sharded_files(index_file: Path) -> tuple[SafetensorsFile, ...]:
     shards = sorted(set(weight_map.values()))
     with naming(index_file.parent, "read"):
         missing = [shard for shard in shards if not (index_file.parent / shard).is_file()]
+    errors, files, broken = [], [], set(missing)
     if missing:
-        raise CheckpointError(str(index_file), f"names shards that do not exist: {', '.join(missing)}")
-    files = tuple(read_safetensors_header(index_file.parent / shard) for shard in shards)
-    _check_index(index_file, weight_map, files)
-    return files
+        errors.append(CheckpointError(str(index_file), f"names shards that do not exist: {', '.join(missing)}"))
+    for shard in shards:
+        if shard not in missing:
+            try:
+                files.append(read_safetensors_header(index_file.parent / shard))
+            except CheckpointError as error:
+                errors.append(error)
+                broken.add(shard)
+    unread = frozenset(name for name, shard in weight_map.items() if shard in broken)
+    if found := _index_problems(weight_map, files, unread):
+        errors.append(CheckpointError(str(index_file), *found))
+    return WeightFiles(folder=index_file.parent, files=tuple(files), errors=tuple(errors), unread=unread)
 
 
-def _check_index(index_file: Path, weight_map: Mapping[str, str], files: tuple[SafetensorsFile, ...]) -> None:
-    """Compare the index with what the shards hold. Raises `CheckpointError` with all findings."""
+def _index_problems(
+    weight_map: Mapping[str, str], files: Iterable[SafetensorsFile], unread: frozenset[str]
+) -> tuple[Problem, ...]:
+    """Compare the index with what the shards hold."""
     shards_of: dict[str, list[str]] = defaultdict(list)
     for file in files:
         for info in file.tensors:
@@ -200,7 +255,7 @@ def _check_index(index_file: Path, weight_map: Mapping[str, str], files: tuple[S
         if len(shards) == 1 and weight_map.get(name, shards[0]) != shards[0]
     }
     problems = {
-        "tensors that no shard holds": [name for name in weight_map if name not in shards_of],
+        "tensors that no shard holds": [name for name in weight_map if name not in shards_of and name not in unread],
         "tensors that the index lacks": [f"{name} in {shard}" for name, shard in unknown.items()],
         "tensors in another shard than the index says": [
             f"{name} in {shard} instead of {weight_map[name]}" for name, shard in elsewhere.items()
@@ -209,6 +264,4 @@ def _check_index(index_file: Path, weight_map: Mapping[str, str], files: tuple[S
             f"{name} in {' and '.join(shards)}" for name, shards in shards_of.items() if len(shards) > 1
         ],
     }
-    found = [listing(title, sorted(names)) for title, names in problems.items() if names]
-    if found:
-        raise CheckpointError(str(index_file), *found)
+    return listed((title, sorted(names)) for title, names in problems.items())

@@ -2,22 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from worldmodel.errors import LoadFailed
+from worldmodel.checkpoint.problems import Problem
+from worldmodel.errors import LoadFailed, WorldModelError
+
+logger = logging.getLogger(__name__)
 
 
 class CheckpointError(LoadFailed):
-    """Report a checkpoint that can't be read or doesn't fit the model. `problems` has one sentence per finding."""
+    """Report a checkpoint that can't be read or doesn't fit the model, with all findings about `subject`."""
 
     code = "bad_checkpoint"
 
-    def __init__(self, subject: str, *problems: str) -> None:
-        super().__init__(f"{subject}: {'; '.join(problems)}")
+    def __init__(self, subject: str, *problems: str | Problem, field: str | None = None) -> None:
+        super().__init__(f"{subject}: {'; '.join(map(str, problems))}", field=field)
         self.subject = subject
-        self.problems = problems
+        self.problems = tuple(Problem(text=each) if isinstance(each, str) else each for each in problems)
+
+    @property
+    def findings(self) -> tuple[Problem, ...]:
+        """The problems as findings about the subject."""
+        return tuple(problem.of(self.subject) for problem in self.problems)
+
+
+def findings_of(error: WorldModelError) -> tuple[Problem, ...]:
+    """Return what an error has found."""
+    return error.findings if isinstance(error, CheckpointError) else (Problem(text=error.message),)
+
+
+def log_whole(problems: Iterable[Problem]) -> None:
+    """Log the findings whose names do not fit into an error's text."""
+    for problem in problems:
+        if problem.is_cut:
+            logger.error("%s", problem.whole)
 
 
 @contextmanager

@@ -9,6 +9,8 @@ from torch import nn
 
 from kvcache.errors import BudgetTooSmall
 from kvcache.spec import KVSpec
+from worldmodel.checkpoint.errors import findings_of
+from worldmodel.checkpoint.problems import Problem
 from worldmodel.errors import LoadFailed
 from worldmodel.kernels.fused_layer import large_linears
 from worldmodel.wan.precision import PrecisionPlan
@@ -31,7 +33,7 @@ SCALE_BYTES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComponentFacts:
-    """One component as it is stored."""
+    """One component as it is stored; as it should be, in 0 bytes, if that is made up or cannot be read."""
 
     name: str
     class_name: str
@@ -66,7 +68,7 @@ class Inspection:
     geometry: Mapping[str, object]
     memory: Mapping[str, int]
     capacity: tuple[CardCapacity, ...]
-    problems: tuple[str, ...]
+    problems: tuple[Problem, ...]
 
 
 def num_parameters(module: nn.Module) -> int:
@@ -107,10 +109,10 @@ def card_capacity(card_gb: float, spec: KVSpec, weights_bytes: int) -> CardCapac
     return CardCapacity(card_gb=card_gb, sessions=sessions, spare_bytes=max(0, free_bytes - spec.required_bytes(1)))
 
 
-def problems_of(check: Callable[[], None]) -> tuple[str, ...]:
+def problems_of(check: Callable[[], None]) -> tuple[Problem, ...]:
     """Run what refuses by `LoadFailed`, and return its reason."""
     try:
         check()
     except LoadFailed as error:
-        return (error.message,)
+        return findings_of(error)
     return ()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -11,7 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from worldmodel.checkpoint.errors import CheckpointError
+from worldmodel.checkpoint.errors import CheckpointError, log_whole
+from worldmodel.checkpoint.problems import Problem, listed
 from worldmodel.checkpoint.safetensors_header import TensorInfo
 from worldmodel.checkpoint.tensor_stream import TORCH_DTYPES, stream_tensors
 
@@ -24,13 +23,10 @@ NameChoice = Callable[[str], bool]
 Progress = Callable[[float, str], None]
 """Called with (fraction 0..1, detail)."""
 
+KeyOf = Callable[[str], str]
+"""Says by which key a file would hold the tensor of a module's name."""
+
 _FLOATING = ("F64", "F32", "F16", "BF16")
-_MAX_NAMES = 20
-"""Names per finding in an error's text; the log has all of them."""
-
-_PLURALS = re.compile(r"\b(tensor|shape|type)s\b")
-
-logger = logging.getLogger(__name__)
 
 
 def read_tensor(info: TensorInfo, *, dtype: torch.dtype | None, device: torch.device | str) -> Tensor:
@@ -48,30 +44,42 @@ def load_tensors(
     device: torch.device | str,
     progress: Progress | None,
     only: NameChoice | None = None,
+    key_of: KeyOf | None = None,
 ) -> None:
-    """Do what `Component.load_into` says; `subject` opens the error text."""
+    """Do what `Component.load_into` says; `subject` opens the error text, `key_of` is that of `find_misfits`."""
     wanted = everything = names_by_tensor(module)
     if only is not None:
         stored = {name: info for name, info in stored.items() if only(name)}
         wanted = choose_names(wanted, only)
-    plan, problems = _plan(stored, wanted)
+    plan, problems = _plan(stored, wanted, key_of, frozenset())
     if problems:
+        log_whole(problems)
         raise CheckpointError(subject, *problems)
     check_other_buffers(module, everything)
 
     def chosen(info: TensorInfo) -> torch.dtype | None:
         if info.dtype not in _FLOATING:
             return None
-        return dtype if isinstance(dtype, torch.dtype) else dtype(info.name)
+        return dtype if isinstance(dtype, torch.dtype) else dtype(plan[info][0])
 
     read = ((plan[info], tensor, info.num_bytes) for info, tensor in stream_tensors(plan, chosen, device))
     total_bytes = sum(info.num_bytes for info in plan)
     fill_module(module, read, device=device, total_bytes=total_bytes, progress=progress)
 
 
-def find_misfits(stored: Mapping[str, TensorInfo], module: nn.Module) -> tuple[str, ...]:
-    """Say what of the stored tensors does not fit a module: missing, extra, misshaped and wrongly typed ones."""
-    return _plan(stored, names_by_tensor(module))[1]
+def find_misfits(
+    stored: Mapping[str, TensorInfo],
+    module: nn.Module,
+    *,
+    key_of: KeyOf | None = None,
+    unread: frozenset[str] = frozenset(),
+) -> tuple[Problem, ...]:
+    """Say what of the stored tensors does not fit a module: missing, extra, misshaped and wrongly typed ones.
+
+    Tensors are named by their keys in the file, with the module's name where that is another; `key_of` gives the key
+    of one that is missing. The names in `unread` may be in a file that could not be read, and are not missing.
+    """
+    return _plan(stored, names_by_tensor(module), key_of, unread)[1]
 
 
 def fill_module(
@@ -113,53 +121,48 @@ def choose_names(wanted: list[tuple[Tensor, list[str]]], only: NameChoice) -> li
 
 
 def _plan(
-    stored: Mapping[str, TensorInfo], wanted: list[tuple[Tensor, list[str]]]
-) -> tuple[dict[TensorInfo, list[str]], tuple[str, ...]]:
+    stored: Mapping[str, TensorInfo],
+    wanted: list[tuple[Tensor, list[str]]],
+    key_of: KeyOf | None,
+    unread: frozenset[str],
+) -> tuple[dict[TensorInfo, list[str]], tuple[Problem, ...]]:
     """Match stored tensors with the module's; return the match and all findings."""
-    missing, misshaped, mistyped = [], [], []
+    missing: list[str] = []
+    misshaped: list[str] = []
+    mistyped: list[str] = []
     plan: dict[TensorInfo, list[str]] = {}
     for tensor, names in wanted:
         present = [name for name in names if name in stored]
-        if not present:
-            missing.append(names[0])
+        if not present and unread.isdisjoint(names):
+            missing.append(_label(names[0], key_of(names[0]) if key_of else names[0]))
         for name in present:
             info = stored[name]
             if info.shape != tuple(tensor.shape):
-                misshaped.append(f"{name} {list(info.shape)} instead of {list(tensor.shape)}")
+                misshaped.append(f"{_label(name, info.name)} {list(info.shape)} instead of {list(tensor.shape)}")
             elif not _fits(info, tensor.dtype):
-                mistyped.append(f"{name} {info.dtype} for {tensor.dtype}")
+                mistyped.append(f"{_label(name, info.name)} {info.dtype} for {tensor.dtype}")
         if present:
             plan[stored[present[0]]] = names
     known = {name for _, names in wanted for name in names}
-    extra = sorted(set(stored) - known)
-    problems = tuple(
-        listing(title, names)
-        for title, names in (
-            ("missing tensors", missing),
-            ("extra tensors", extra),
-            ("wrong shapes", misshaped),
-            ("wrong types", mistyped),
-        )
-        if names
+    extra = [_label(name, stored[name].name) for name in sorted(set(stored) - known)]
+    findings = (
+        ("missing tensors", missing),
+        ("extra tensors", extra),
+        ("wrong shapes", misshaped),
+        ("wrong types", mistyped),
     )
-    return plan, problems
+    return plan, listed(findings)
+
+
+def _label(name: str, key: str) -> str:
+    """Name a tensor by its key in the file, and by the module's name if that is another."""
+    return name if key == name else f"{key} (here {name})"
 
 
 def _fits(info: TensorInfo, dtype: torch.dtype) -> bool:
     if dtype.is_floating_point:
         return info.dtype in _FLOATING
     return TORCH_DTYPES.get(info.dtype) == dtype
-
-
-def listing(title: str, names: list[str]) -> str:
-    """Say what was found, `title` being a plural, with the names, cut where they are too many for a sentence."""
-    shown = ", ".join(names[:_MAX_NAMES])
-    rest = ""
-    if len(names) > _MAX_NAMES:
-        rest = f" and {len(names) - _MAX_NAMES} more"
-        logger.error("%d %s: %s", len(names), title, ", ".join(names))
-    title = _PLURALS.sub(r"\1", title, count=1) if len(names) == 1 else title
-    return f"{len(names)} {title} ({shown}{rest})"
 
 
 def _replace(module: nn.Module, names: list[str], tensor: Tensor) -> None:

@@ -17,6 +17,7 @@ from torch import nn
 from worldmodel.checkpoint.errors import CheckpointError
 from worldmodel.checkpoint.loading import DTypeChoice, NameChoice, Progress
 from worldmodel.checkpoint.plan import MAX_SEED
+from worldmodel.checkpoint.problems import Problem
 from worldmodel.checkpoint.random_weights import RandomWeights, fill_random
 from worldmodel.checkpoint.safetensors_header import TensorInfo
 from worldmodel.clips import RANDOM_SCHEME
@@ -38,7 +39,7 @@ class RandomComponent:
         """Nothing is stored."""
         return {}
 
-    def misfits(self, module: nn.Module) -> tuple[str, ...]:
+    def misfits(self, module: nn.Module) -> tuple[Problem, ...]:
         """Find nothing: what a module wants is made for it."""
         return ()
 

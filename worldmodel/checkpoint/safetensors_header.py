@@ -16,7 +16,7 @@ from worldmodel.checkpoint.errors import CheckpointError
 from worldmodel.checkpoint.json_file import parse_json_object
 
 # The limit of the safetensors library itself.
-_MAX_HEADER_BYTES = 100_000_000
+MAX_HEADER_BYTES = 100_000_000
 
 ITEM_BYTES = {
     "BOOL": 1,
@@ -74,7 +74,7 @@ def read_safetensors_header(file: Path) -> SafetensorsFile:
         with file.open("rb") as stream:
             prefix = stream.read(8)
             header_length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else None
-            if header_length is None or not 2 <= header_length <= _MAX_HEADER_BYTES:
+            if header_length is None or not 2 <= header_length <= MAX_HEADER_BYTES:
                 raise CheckpointError(str(file), "is not a safetensors file")
             header_bytes = stream.read(header_length)
     except OSError as error:

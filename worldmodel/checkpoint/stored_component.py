@@ -12,25 +12,30 @@ import torch
 from torch import nn
 
 from worldmodel.checkpoint.errors import naming
-from worldmodel.checkpoint.loading import DTypeChoice, NameChoice, Progress, find_misfits, load_tensors
-from worldmodel.checkpoint.safetensors_header import TensorInfo, read_safetensors_header
+from worldmodel.checkpoint.loading import DTypeChoice, KeyOf, NameChoice, Progress, find_misfits, load_tensors
+from worldmodel.checkpoint.problems import Problem
+from worldmodel.checkpoint.safetensors_header import MAX_HEADER_BYTES, TensorInfo
 
 _SAMPLE_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredComponent:
-    """Implements `Component`. `tensors` maps a module's names to where they are stored."""
+    """Implements `Component`. `tensors` maps a module's names to where they are stored.
+
+    `key_of` says which key of the file stands for a name, None where they are the same.
+    """
 
     subject: str
     class_name: str
     config: Mapping[str, Any]
     tensors: Mapping[str, TensorInfo]
     folder: Path | None = None
+    key_of: KeyOf | None = None
 
-    def misfits(self, module: nn.Module) -> tuple[str, ...]:
-        """Say what of the stored tensors does not fit a module, one sentence per kind; reads headers only."""
-        return find_misfits(self.tensors, module)
+    def misfits(self, module: nn.Module) -> tuple[Problem, ...]:
+        """Say what of the stored tensors does not fit a module; reads headers only."""
+        return find_misfits(self.tensors, module, key_of=self.key_of)
 
     def load_into(
         self,
@@ -42,7 +47,16 @@ class StoredComponent:
         only: NameChoice | None = None,
     ) -> None:
         """Fill a module as `Component.load_into` says."""
-        load_tensors(self.tensors, module, self.subject, dtype=dtype, device=device, progress=progress, only=only)
+        load_tensors(
+            self.tensors,
+            module,
+            self.subject,
+            dtype=dtype,
+            device=device,
+            progress=progress,
+            only=only,
+            key_of=self.key_of,
+        )
 
 
 def sampled_digest(root: Path, files: Iterable[Path]) -> str:
@@ -68,9 +82,11 @@ def _sample(file: Path) -> bytes:
         starts = [0, size // 2, size - _SAMPLE_BYTES]
         pieces = []
         if file.suffix == ".safetensors":
-            header = read_safetensors_header(file)
-            pieces.append(header.header_bytes)
-            starts[0] = header.data_start_byte
+            # As it stands there, so that a damaged file has a digest too; what is wrong with it is said elsewhere.
+            header_length = int.from_bytes(stream.read(8), "little")
+            if header_length <= MAX_HEADER_BYTES:
+                pieces.append(stream.read(header_length))
+                starts[0] = 8 + header_length
         for start in starts:
             stream.seek(start)
             pieces.append(stream.read(_SAMPLE_BYTES))

@@ -7,17 +7,21 @@ with it, so that the tensors are read like those of a safetensors file.
 from __future__ import annotations
 
 import pickle
+import struct
 import zipfile
 from pathlib import Path
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from worldmodel.checkpoint.errors import CheckpointError
 from worldmodel.checkpoint.safetensors_header import TensorInfo
 from worldmodel.checkpoint.tensor_stream import TORCH_DTYPES
 
 _MAX_INDEX_BYTES = 100_000_000
+_MAX_OBJECTS = 5
+_MAX_OBJECT_CHARS = 100
 # What torch's reader raises for an index that was not written by torch.save: it checks what is called, not with what.
 _UNREADABLE = (
     pickle.UnpicklingError,
@@ -39,14 +43,29 @@ def read_torch_index(file: Path) -> tuple[TensorInfo, ...]:
         with FakeTensorMode():
             content = torch.load(file, map_location="cpu", weights_only=True)
     except _UNREADABLE as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise CheckpointError(str(file), f"is no file of plain tensors ({reason})") from error
+        raise CheckpointError(str(file), _what_else(file)) from error
     if not isinstance(content, dict) or not all(
         isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in content.items()
     ):
         raise CheckpointError(str(file), "must hold one dictionary from names to tensors")
     num_bytes = file.stat().st_size
     return tuple(_tensor_info(file, num_bytes, name, tensor) for name, tensor in content.items())
+
+
+def _what_else(file: Path) -> str:
+    """Say what an index names that tensors don't need, as far as it can be followed without being run.
+
+    What torch says of it is advice to run it.
+    """
+    expected = "expected one dictionary from names to tensors, as torch.save writes a state dict"
+    try:
+        found = sorted(name[:_MAX_OBJECT_CHARS] for name in get_unsafe_globals_in_checkpoint(file))
+    except (*_UNREADABLE, AssertionError, struct.error):
+        found = []
+    if not found:
+        return f"is no file of plain tensors: its index is damaged or of another kind, {expected}"
+    rest = f" and {len(found) - _MAX_OBJECTS} more" if len(found) > _MAX_OBJECTS else ""
+    return f"is no file of plain tensors: it holds objects of {', '.join(found[:_MAX_OBJECTS])}{rest}, {expected}"
 
 
 def _check_archive(file: Path) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 
 from kvcache.spec import KVSpec
-from worldmodel.checkpoint.errors import CheckpointError
 from worldmodel.checkpoint.inspection import (
     CARDS_GB,
     MAX_SESSIONS,
@@ -22,6 +21,7 @@ from worldmodel.checkpoint.inspection import (
     transformer_bytes,
 )
 from worldmodel.checkpoint.json_file import read_json_object
+from worldmodel.checkpoint.problems import Problem
 from worldmodel.checkpoint.safetensors_header import TensorInfo
 from worldmodel.dreamzero.acceleration import check_choices
 from worldmodel.dreamzero.checkpoint import (
@@ -36,7 +36,7 @@ from worldmodel.dreamzero.memory import plan_kv
 from worldmodel.dreamzero.picture_size import latent_size
 from worldmodel.dreamzero.published import Scale, published
 from worldmodel.dreamzero.robot import Robot
-from worldmodel.dreamzero.weights import EmptyModules, check_parts, empty_modules, read_checkpoint
+from worldmodel.dreamzero.weights import EmptyModules, empty_modules, part_problems, read_checkpoint
 from worldmodel.errors import LoadFailed
 from worldmodel.wan.precision import PrecisionPlan, precision_plan
 
@@ -86,7 +86,7 @@ def inspect_dreamzero(
         geometry=_geometry(checkpoint, robot, spec),
         memory={**weights_bytes, **session_memory(spec, cross_store="text_and_image")},
         capacity=tuple(card_capacity(card, spec, sum(weights_bytes.values())) for card in cards_gb),
-        problems=(*_problems(checkpoint, modules), *_choice_problems(checkpoint, options, plan, device, spec)),
+        problems=(*part_problems(checkpoint, modules), *_choice_problems(checkpoint, options, plan, device, spec)),
     )
 
 
@@ -180,21 +180,13 @@ def _geometry(checkpoint: DreamZeroCheckpoint, robot: Robot, spec: KVSpec) -> di
     }
 
 
-def _problems(checkpoint: DreamZeroCheckpoint, modules: EmptyModules) -> tuple[str, ...]:
-    try:
-        check_parts(checkpoint, modules)
-    except CheckpointError as error:
-        return error.problems
-    return ()
-
-
 def _choice_problems(
     checkpoint: DreamZeroCheckpoint,
     options: DreamZeroOptions | None,
     plan: PrecisionPlan,
     device: torch.device | None,
     spec: KVSpec,
-) -> tuple[str, ...]:
+) -> tuple[Problem, ...]:
     if device is None or options is None:
         return ()
     return problems_of(lambda: check_choices(checkpoint.sizes, options, plan, device, spec))

@@ -6,15 +6,19 @@ Everything that can be wrong is found here, before the first byte of a weight is
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
+from torch import nn
 
 from worldmodel.checkpoint.component import Checkpoint, Component
 from worldmodel.checkpoint.config_values import number
 from worldmodel.checkpoint.diffusers import open_checkpoint
-from worldmodel.checkpoint.errors import CheckpointError, naming
+from worldmodel.checkpoint.errors import CheckpointError, findings_of, log_whole, naming
+from worldmodel.checkpoint.problems import Problem
 from worldmodel.checkpoint.random_checkpoint import RandomCheckpoint, RandomComponent, is_random, parse_random
 from worldmodel.errors import LoadFailed
 from worldmodel.lingbot.camera import PACK
@@ -34,6 +38,8 @@ from worldmodel.wan.umt5 import UMT5Encoder
 from worldmodel.wan.vae import WanVAE
 
 logger = logging.getLogger(__name__)
+
+BuiltT = TypeVar("BuiltT")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -86,35 +92,80 @@ def random_checkpoint(name: str, seed: int) -> RandomCheckpoint:
 
 
 def build_empty(checkpoint: Checkpoint, options: LingBotOptions) -> EmptyModel:
-    """Build all modules from the configs alone. Raises `LoadFailed` for parts that are at odds with each other."""
-    config = _transformer_config(checkpoint, options)
-    vae = _empty_vae(checkpoint, config)
-    text_encoder = empty_text_encoder(checkpoint.component("text_encoder"))
-    if text_encoder.config.d_model != config.text_dim:
-        raise LoadFailed(
-            f"text_dim of the transformer is {config.text_dim}, but the text encoder's d_model is "
-            f"{text_encoder.config.d_model}",
-            field="text_dim",
-        )
-    with torch.device("meta"):
-        transformer = LingBotTransformer(config)
-    flow_shift = options.flow_shift if options.flow_shift is not None else _flow_shift(checkpoint)
+    """Build all modules, from headers and configs alone.
+
+    Raises `LoadFailed` for a part that cannot be built or is at odds with another. Where that is not all that is wrong,
+    it has the other parts' problems too.
+    """
+    failures: list[LoadFailed] = []
+
+    def attempt(build: Callable[[], BuiltT]) -> BuiltT | None:
+        try:
+            return build()
+        except LoadFailed as error:
+            failures.append(error)
+            return None
+
+    transformer = attempt(lambda: _empty_transformer(checkpoint, options))
+    vae = attempt(lambda: _empty_vae(checkpoint))
+    text_encoder = attempt(lambda: empty_text_encoder(checkpoint.component("text_encoder")))
+    flow_shift = attempt(lambda: _flow_shift(checkpoint) if options.flow_shift is None else options.flow_shift)
+    if transformer is not None and vae is not None:
+        attempt(lambda: _check_vae(vae, transformer.config))
+    if transformer is not None and text_encoder is not None:
+        attempt(lambda: _check_text_width(text_encoder, transformer.config))
+    if failures or transformer is None or vae is None or text_encoder is None or flow_shift is None:
+        raise _all_of(failures, checkpoint, {"transformer": transformer, "vae": vae, "text_encoder": text_encoder})
     return EmptyModel(transformer=transformer, vae=vae, text_encoder=text_encoder, flow_shift=flow_shift)
+
+
+def _all_of(
+    failures: Sequence[LoadFailed], checkpoint: Checkpoint, modules: Mapping[str, nn.Module | None]
+) -> LoadFailed:
+    """Return one error for failures and for what is wrong besides with the modules that could be built."""
+    others = _problems(checkpoint, {name: module for name, module in modules.items() if module is not None})
+    if len(failures) == 1 and not others:
+        return failures[0]
+    first = [finding for error in failures for finding in findings_of(error)]
+    return CheckpointError(checkpoint.name, *first, *others, field=failures[0].field)
 
 
 def check_fit(checkpoint: Checkpoint, empty: EmptyModel) -> None:
     """Compare all components with the modules. Raises `CheckpointError` with all findings at once."""
     problems = find_problems(checkpoint, empty)
     if problems:
+        log_whole(problems)
         raise CheckpointError(checkpoint.name, *problems)
 
 
-def find_problems(checkpoint: Checkpoint, empty: EmptyModel) -> tuple[str, ...]:
-    """Say what does not fit the modules or is not there, component by component."""
-    modules = {"transformer": empty.transformer, "vae": empty.vae, "text_encoder": empty.text_encoder}
-    found = {name: checkpoint.component(name).misfits(module) for name, module in modules.items()}
-    found["tokenizer"] = find_tokenizer_problems(checkpoint.component("tokenizer"))
-    return tuple(f"{name}: {problem}" for name, sentences in found.items() for problem in sentences)
+def find_problems(checkpoint: Checkpoint, empty: EmptyModel) -> tuple[Problem, ...]:
+    """Say what does not fit the modules, cannot be read or is not there, component by component."""
+    return _problems(
+        checkpoint, {"transformer": empty.transformer, "vae": empty.vae, "text_encoder": empty.text_encoder}
+    )
+
+
+def _problems(checkpoint: Checkpoint, modules: Mapping[str, nn.Module]) -> tuple[Problem, ...]:
+    """Look through every component, whatever is wrong with those before it."""
+    found: list[Problem] = []
+    for name, module in modules.items():
+        found += [problem.of(name) for problem in _misfits(checkpoint, name, module)]
+    found += [problem.of("tokenizer") for problem in _tokenizer_problems(checkpoint)]
+    return tuple(found)
+
+
+def _misfits(checkpoint: Checkpoint, name: str, module: nn.Module) -> tuple[Problem, ...]:
+    try:
+        return checkpoint.component(name).misfits(module)
+    except CheckpointError as error:
+        return error.findings
+
+
+def _tokenizer_problems(checkpoint: Checkpoint) -> tuple[Problem, ...]:
+    try:
+        return tuple(Problem(text=text) for text in find_tokenizer_problems(checkpoint.component("tokenizer")))
+    except CheckpointError as error:
+        return error.findings
 
 
 def _component(checkpoint: Checkpoint, name: str, class_name: str) -> Component:
@@ -122,6 +173,12 @@ def _component(checkpoint: Checkpoint, name: str, class_name: str) -> Component:
     if reader.class_name != class_name:
         raise LoadFailed(f"{name} must be a {class_name}, the checkpoint has a {reader.class_name}", field=name)
     return reader
+
+
+def _empty_transformer(checkpoint: Checkpoint, options: LingBotOptions) -> LingBotTransformer:
+    config = _transformer_config(checkpoint, options)
+    with torch.device("meta"):
+        return LingBotTransformer(config)
 
 
 def _transformer_config(checkpoint: Checkpoint, options: LingBotOptions) -> TransformerConfig:
@@ -155,7 +212,7 @@ def _flow_shift(checkpoint: Checkpoint) -> float:
         raise LoadFailed(str(error), field="flow_shift") from error
 
 
-def _empty_vae(checkpoint: Checkpoint, config: TransformerConfig) -> WanVAE:
+def _empty_vae(checkpoint: Checkpoint) -> WanVAE:
     component = _component(checkpoint, "vae", VAE_CLASS)
     try:
         with torch.device("meta"):
@@ -164,6 +221,19 @@ def _empty_vae(checkpoint: Checkpoint, config: TransformerConfig) -> WanVAE:
         raise LoadFailed(str(error), field="vae") from error
     # No checkpoint stores these as tensors.
     vae.latents_mean, vae.latents_std = torch.tensor(vae.config.latents_mean), torch.tensor(vae.config.latents_std)
+    return vae
+
+
+def _check_text_width(text_encoder: UMT5Encoder, config: TransformerConfig) -> None:
+    if text_encoder.config.d_model != config.text_dim:
+        raise LoadFailed(
+            f"text_dim of the transformer is {config.text_dim}, but the text encoder's d_model is "
+            f"{text_encoder.config.d_model}",
+            field="text_dim",
+        )
+
+
+def _check_vae(vae: WanVAE, config: TransformerConfig) -> None:
     if vae.config.z_dim != config.out_channels:
         raise LoadFailed(
             f"z_dim of the VAE is {vae.config.z_dim}, but out_channels of the transformer is {config.out_channels}",
@@ -175,4 +245,3 @@ def _empty_vae(checkpoint: Checkpoint, config: TransformerConfig) -> WanVAE:
             f"{vae.config.spatial_factor}",
             field="dim_mult",
         )
-    return vae

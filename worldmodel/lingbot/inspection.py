@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from kvcache.spec import KVSpec
-from worldmodel.checkpoint.component import Checkpoint
+from worldmodel.checkpoint.component import Checkpoint, Component
+from worldmodel.checkpoint.errors import CheckpointError
 from worldmodel.checkpoint.inspection import (
     CARDS_GB,
     MAX_SESSIONS,
@@ -21,6 +22,7 @@ from worldmodel.checkpoint.inspection import (
     session_memory,
     transformer_bytes,
 )
+from worldmodel.checkpoint.problems import Problem
 from worldmodel.checkpoint.safetensors_header import TensorInfo
 from worldmodel.lingbot.acceleration import check_choices
 from worldmodel.lingbot.camera import TOKEN_PIXELS
@@ -89,7 +91,7 @@ def inspect_checkpoint(
 
 def _choice_problems(
     empty: EmptyModel, options: LingBotOptions, plan: PrecisionPlan, device: torch.device | None, spec: KVSpec
-) -> tuple[str, ...]:
+) -> tuple[Problem, ...]:
     if device is None:
         return ()
     return problems_of(lambda: check_choices(empty.transformer.config, options, plan, device, spec))
@@ -113,7 +115,7 @@ def _components(checkpoint: Checkpoint, empty: EmptyModel) -> tuple[ComponentFac
     facts = []
     for name, module in _modules(empty).items():
         component = checkpoint.component(name)
-        stored: Mapping[str, TensorInfo] = component.tensors
+        stored = _readable_tensors(component)
         facts.append(
             ComponentFacts(
                 name=name,
@@ -125,6 +127,14 @@ def _components(checkpoint: Checkpoint, empty: EmptyModel) -> tuple[ComponentFac
             )
         )
     return tuple(facts)
+
+
+def _readable_tensors(component: Component) -> Mapping[str, TensorInfo]:
+    """Return what is stored, nothing if it can't be read: that is among the problems."""
+    try:
+        return component.tensors
+    except CheckpointError:
+        return {}
 
 
 def _geometry(empty: EmptyModel, spec: KVSpec, placement: TextPlacement) -> dict[str, object]:

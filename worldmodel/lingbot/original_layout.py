@@ -10,14 +10,15 @@ Sizes that no file states are read from the shapes of the tensors; settings that
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from worldmodel.checkpoint.diffusers import weight_files
+from worldmodel.checkpoint.component import Component
+from worldmodel.checkpoint.diffusers import ComponentReader
 from worldmodel.checkpoint.errors import CheckpointError
 from worldmodel.checkpoint.json_file import read_json_object
 from worldmodel.checkpoint.safetensors_header import TensorInfo
@@ -32,7 +33,7 @@ from worldmodel.lingbot.published import (
     text_encoder_config,
     vae_config,
 )
-from worldmodel.wan.original_names import umt5_name, vae_name
+from worldmodel.wan.original_names import original_umt5_name, original_vae_name, umt5_name, vae_name
 
 TRANSFORMER_FOLDER = "transformers"
 VAE_FILE = "Wan2.1_VAE.pth"
@@ -76,19 +77,29 @@ def is_original_layout(folder: Path) -> bool:
     return is_original
 
 
+@dataclass(frozen=True, kw_only=True)
+class TransformerReader(ComponentReader):
+    """The transformer's folder, which differs from that of the diffusers layout in the keys of its config."""
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The config with the keys of the diffusers layout. Raises `CheckpointError`."""
+        return transformer_config(read_json_object(self.folder / "config.json"), self.subject)
+
+
 class OriginalCheckpoint:
     """Implements `Checkpoint`. Headers and indexes are read when a component is asked for, tensor data never."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._readers: Mapping[str, Callable[[], StoredComponent]] = {
+        self._readers: Mapping[str, Callable[[], Component]] = {
             "transformer": self._transformer,
             "vae": self._vae,
             "text_encoder": self._text_encoder,
             "tokenizer": self._tokenizer,
             "scheduler": self._scheduler,
         }
-        self._opened: dict[str, StoredComponent] = {}
+        self._opened: dict[str, Component] = {}
 
     @property
     def name(self) -> str:
@@ -101,7 +112,7 @@ class OriginalCheckpoint:
             files += [file for file in (self.path / folder).rglob("*") if file.is_file()]
         return sampled_digest(self.path, files)
 
-    def component(self, name: str) -> StoredComponent:
+    def component(self, name: str) -> Component:
         """Return a component. Raises `CheckpointError`."""
         if name not in self._readers:
             raise CheckpointError(self.name, f"has no component {name}, only {', '.join(self._readers)}")
@@ -109,31 +120,32 @@ class OriginalCheckpoint:
             self._opened[name] = self._readers[name]()
         return self._opened[name]
 
-    def _transformer(self) -> StoredComponent:
-        folder = self.path / TRANSFORMER_FOLDER
-        return StoredComponent(
-            subject=str(folder),
-            class_name=TRANSFORMER_CLASS,
-            config=transformer_config(read_json_object(folder / "config.json"), str(folder)),
-            tensors={info.name: info for file in weight_files(folder) for info in file.tensors},
-            folder=folder,
+    def _transformer(self) -> TransformerReader:
+        return TransformerReader(
+            name="transformer", folder=self.path / TRANSFORMER_FOLDER, library="", class_name=TRANSFORMER_CLASS
         )
 
     def _vae(self) -> StoredComponent:
-        tensors = _renamed(self.path / VAE_FILE, vae_name)
-        base_dim = _length(tensors, "encoder.conv_in.weight", 0, str(self.path / VAE_FILE))
+        file = self.path / VAE_FILE
+        tensors = _renamed(file, vae_name)
+        sizes = _Sizes(tensors=tensors, key_of=original_vae_name, file=file)
         return StoredComponent(
-            subject=str(self.path / VAE_FILE),
+            subject=str(file),
             class_name=VAE_CLASS,
-            config=vae_config(base_dim=base_dim),
+            config=vae_config(base_dim=sizes.length("encoder.conv_in.weight", 0)),
             tensors=tensors,
+            key_of=original_vae_name,
         )
 
     def _text_encoder(self) -> StoredComponent:
         file = self.path / TEXT_ENCODER_FILE
         tensors = _renamed(file, umt5_name)
         return StoredComponent(
-            subject=str(file), class_name=TEXT_ENCODER_CLASS, config=_text_config(tensors, str(file)), tensors=tensors
+            subject=str(file),
+            class_name=TEXT_ENCODER_CLASS,
+            config=_text_config(_Sizes(tensors=tensors, key_of=original_umt5_name, file=file)),
+            tensors=tensors,
+            key_of=original_umt5_name,
         )
 
     def _tokenizer(self) -> StoredComponent:
@@ -186,26 +198,42 @@ def transformer_config(content: Mapping[str, Any], subject: str) -> dict[str, An
 
 
 def _renamed(file: Path, rename: Callable[[str], str]) -> dict[str, TensorInfo]:
-    return {rename(info.name): dataclasses.replace(info, name=rename(info.name)) for info in read_torch_index(file)}
+    """Return the tensors of a file under our names. Raises `CheckpointError` for two keys that mean one tensor."""
+    tensors: dict[str, TensorInfo] = {}
+    for info in read_torch_index(file):
+        if (before := tensors.setdefault(rename(info.name), info)) is not info:
+            raise CheckpointError(str(file), f"holds one tensor under two keys, {before.name} and {info.name}")
+    return tensors
 
 
-def _length(tensors: Mapping[str, TensorInfo], name: str, axis: int, subject: str) -> int:
-    """Return one side of a tensor that tells the size of a component. Raises `CheckpointError` if it is not there."""
-    info = tensors.get(name)
-    if info is None or len(info.shape) <= axis:
-        raise CheckpointError(subject, f"tensor {name}, which tells the size of the model, is missing or misshaped")
-    return info.shape[axis]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sizes:
+    """The tensors of a file by our names, as what tells the size of a component that no config describes."""
+
+    tensors: Mapping[str, TensorInfo]
+    key_of: Callable[[str], str]
+    file: Path
+
+    def length(self, name: str, axis: int) -> int:
+        """Return one side of a tensor. Raises `CheckpointError` that names it by its key if it is not there."""
+        info = self.tensors.get(name)
+        if info is None or len(info.shape) <= axis:
+            raise CheckpointError(
+                str(self.file),
+                f"tensor {self.key_of(name)}, which tells the size of the model, is missing or misshaped",
+            )
+        return info.shape[axis]
 
 
-def _text_config(tensors: Mapping[str, TensorInfo], subject: str) -> Mapping[str, Any]:
+def _text_config(sizes: _Sizes) -> Mapping[str, Any]:
     first = "encoder.block.0.layer.0.SelfAttention"
-    num_heads = _length(tensors, f"{first}.relative_attention_bias.weight", 1, subject)
-    num_layers = len({name.split(".")[2] for name in tensors if name.startswith("encoder.block.")})
+    num_heads = sizes.length(f"{first}.relative_attention_bias.weight", 1)
+    num_layers = len({name.split(".")[2] for name in sizes.tensors if name.startswith("encoder.block.")})
     return text_encoder_config(
-        d_model=_length(tensors, "shared.weight", 1, subject),
-        d_ff=_length(tensors, "encoder.block.0.layer.1.DenseReluDense.wi_0.weight", 0, subject),
-        d_kv=_length(tensors, f"{first}.q.weight", 0, subject) // max(1, num_heads),
+        d_model=sizes.length("shared.weight", 1),
+        d_ff=sizes.length("encoder.block.0.layer.1.DenseReluDense.wi_0.weight", 0),
+        d_kv=sizes.length(f"{first}.q.weight", 0) // max(1, num_heads),
         num_heads=num_heads,
         num_layers=num_layers,
-        vocab_size=_length(tensors, "shared.weight", 0, subject),
+        vocab_size=sizes.length("shared.weight", 0),
     )

@@ -18,6 +18,7 @@ from enum import StrEnum
 
 import msgspec
 
+from worldmodel.checkpoint.errors import findings_of
 from worldmodel.errors import WorldModelError
 from worldmodel.messages import StartWorker
 from worldmodel.tools.amounts import bytes_text
@@ -43,12 +44,13 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One line of the report."""
+    """One line of the report. `details` has in full what is cut in `found`."""
 
     status: Status
     name: str
     expected: str
     found: str
+    details: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,10 +133,13 @@ def _check_checkpoint(start: StartWorker, *, has_device: bool) -> Generator[Chec
     try:
         found, problems, needs = checkpoint_needs(start, has_device=has_device)
     except (WorldModelError, ValueError) as error:
-        yield Check(status=Status.FAIL, name="checkpoint", expected=expected, found=str(error))
+        details = tuple(each.whole for each in findings_of(error)) if isinstance(error, WorldModelError) else ()
+        yield Check(status=Status.FAIL, name="checkpoint", expected=expected, found=str(error), details=details)
         return None
     if problems:
-        yield Check(status=Status.FAIL, name="checkpoint", expected=expected, found="; ".join(problems))
+        found = "; ".join(map(str, problems))
+        details = tuple(problem.whole for problem in problems)
+        yield Check(status=Status.FAIL, name="checkpoint", expected=expected, found=found, details=details)
     else:
         yield Check(status=Status.OK, name="checkpoint", expected=expected, found=found)
     return needs

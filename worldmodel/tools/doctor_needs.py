@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from worldmodel.checkpoint.inspection import CONTEXT_BYTES, Inspection
+from worldmodel.checkpoint.problems import Problem
 from worldmodel.dreamzero.config import DreamZeroOptions
 from worldmodel.dreamzero.inspection import inspect_dreamzero
 from worldmodel.lingbot.config import LingBotOptions
@@ -16,7 +17,7 @@ from worldmodel.tools.doctor_offload import streamed_needs
 from worldmodel.wan.text_names import TextPlacement
 
 
-def checkpoint_needs(start: StartWorker, *, has_device: bool) -> tuple[str, tuple[str, ...], Needs | None]:
+def checkpoint_needs(start: StartWorker, *, has_device: bool) -> tuple[str, tuple[Problem, ...], Needs | None]:
     """Return a description of the checkpoint, its problems, and what it needs.
 
     Choices that depend on the device are checked where `has_device` says that it is there.
@@ -32,7 +33,7 @@ def checkpoint_needs(start: StartWorker, *, has_device: bool) -> tuple[str, tupl
             return f"{start.checkpoint or 'none'} (not looked into for this model)", (), None
 
 
-def _dreamzero(start: StartWorker, device: torch.device | None) -> tuple[str, tuple[str, ...], Needs | None]:
+def _dreamzero(start: StartWorker, device: torch.device | None) -> tuple[str, tuple[Problem, ...], Needs | None]:
     """Read settings and headers as a worker does. Raises what that raises, with all problems."""
     found = inspect_dreamzero(
         start.checkpoint,
@@ -59,7 +60,7 @@ def _dreamzero(start: StartWorker, device: torch.device | None) -> tuple[str, tu
     return _describe(found), found.problems, needs
 
 
-def _lingbot(start: StartWorker, device: torch.device | None) -> tuple[str, tuple[str, ...], Needs | None]:
+def _lingbot(start: StartWorker, device: torch.device | None) -> tuple[str, tuple[Problem, ...], Needs | None]:
     options = LingBotOptions.from_json(start.model_options).for_worker()
     is_cuda = start.device.startswith("cuda")
     found = inspect_checkpoint(

@@ -16,7 +16,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+from worldmodel.checkpoint.errors import findings_of
 from worldmodel.checkpoint.inspection import CARDS_GB, MAX_SESSIONS, Inspection
+from worldmodel.checkpoint.problems import Problem
 from worldmodel.dreamzero.inspection import inspect_dreamzero, is_dreamzero
 from worldmodel.errors import WorldModelError
 from worldmodel.lingbot.inspection import inspect_checkpoint
@@ -33,12 +35,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         found = _inspect(arguments)
     except (WorldModelError, ValueError) as error:
         print(f"inspect: {error}", file=sys.stderr)
+        if arguments.json and isinstance(error, WorldModelError):
+            name = arguments.checkpoint
+            problems = [problem.removeprefix(f"{name}: ") for problem in _whole(findings_of(error))]
+            print(json.dumps({"checkpoint": name, "problems": problems}, indent=2))
         return 1 if isinstance(error, WorldModelError) else 2
     if arguments.json:
-        print(json.dumps(asdict(found), indent=2))
+        print(json.dumps(asdict(found) | {"problems": _whole(found.problems)}, indent=2))
     else:
         show(found, Console())
     return 1 if found.problems else 0
+
+
+def _whole(problems: tuple[Problem, ...]) -> list[str]:
+    return [problem.whole for problem in problems]
 
 
 def _inspect(arguments: argparse.Namespace) -> Inspection:
@@ -81,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
         help="memory of cards in GB (default 24,48,80,141)",
         metavar="GB,GB",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables, with problems in full")
     return parser
 
 
@@ -121,7 +131,7 @@ def show(found: Inspection, console: Console) -> None:
         cards.add_row(f"{card.card_gb:g}", sessions, spare)
     console.print(cards)
     for problem in found.problems:
-        console.print(f"[red]cannot be served:[/red] {escape(problem)}", highlight=False, soft_wrap=True)
+        console.print(f"[red]cannot be served:[/red] {escape(str(problem))}", highlight=False, soft_wrap=True)
 
 
 def _right(*titles: str) -> list[Column]:

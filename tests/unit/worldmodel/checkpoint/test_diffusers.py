@@ -287,12 +287,45 @@ def test_every_disagreement_of_index_and_shards_is_named_at_once(folder: Path) -
     with pytest.raises(CheckpointError) as caught:
         _ = net(folder).tensors
     first, second = shards
-    assert caught.value.problems == (
+    assert tuple(map(str, caught.value.problems)) == (
         "1 tensor that no shard holds (ghost)",
         f"1 tensor that the index lacks (steps in {second})",
         f"1 tensor in another shard than the index says (second.weight in {first} instead of {second})",
         f"1 tensor in several shards (first.bias in {first} and {second})",
     )
+
+
+def test_everything_that_is_wrong_with_several_shards_is_named_at_once(folder: Path) -> None:
+    shutil.rmtree(folder / "net")
+    write_component(folder / "net", {**stored_tensors(), "fifth": torch.zeros(1)}, num_shards=5)
+    first, second, third, fourth, fifth = sorted((folder / "net").glob("*.safetensors"))
+    first.write_bytes(b"rubbish")
+    second.unlink()
+    third.write_bytes(third.read_bytes()[:-1])
+    save_file({"steps": torch.zeros(3, dtype=torch.int64)}, fourth)
+    with pytest.raises(CheckpointError) as caught:
+        _ = net(folder).tensors
+    unreadable = (
+        f"{folder / 'net/model.safetensors.index.json'}: names shards that do not exist: {second.name}",
+        f"{first}: is not a safetensors file",
+        f"{third}: is truncated: {third.stat().st_size + 1} bytes expected, {third.stat().st_size} found",
+    )
+    assert tuple(map(str, caught.value.problems)) == unreadable
+    # What is in the other shards is compared; what may be in these is not said to be missing.
+    assert tuple(map(str, net(folder).misfits(Small()))) == (
+        *unreadable,
+        "1 extra tensor (fifth)",
+        "1 wrong shape (steps [3] instead of [2])",
+    )
+    assert fifth.exists()
+
+
+def test_a_damaged_checkpoint_has_a_digest(folder: Path) -> None:
+    save_file({**stored_tensors(), "large": torch.zeros(200_000)}, folder / "net/model.safetensors")
+    whole = open_checkpoint(folder).digest
+    content = (folder / "net/model.safetensors").read_bytes()
+    (folder / "net/model.safetensors").write_bytes(b"\xff" * 8 + content[8:])
+    assert open_checkpoint(folder).digest != whole
 
 
 def test_a_list_of_names_too_long_for_a_sentence_is_whole_in_the_log(

@@ -40,9 +40,31 @@ class Evil:
 def test_code_in_a_pickle_is_refused_and_not_run(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     torch.save({"a": Evil()}, file)
-    with pytest.raises(CheckpointError, match=r"m\.pth: is no file of plain tensors"):
+    with pytest.raises(CheckpointError) as caught:
         read_torch_index(file)
+    assert str(caught.value) == (
+        f"{file}: is no file of plain tensors: it holds objects of posix.mkdir, "
+        "expected one dictionary from names to tensors, as torch.save writes a state dict"
+    )
     assert not (tmp_path / "evil").exists()
+
+
+def test_a_whole_module_is_refused_without_advice_to_run_it(file: Path) -> None:
+    torch.save(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.SiLU()), file)
+    with pytest.raises(CheckpointError, match=r"it holds objects of .*torch\.nn\.modules\.linear\.Linear") as caught:
+        read_torch_index(file)
+    for advice in ("weights_only", "torch.load", "trust", "allowlist"):
+        assert advice not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("num_kinds", "rest"), [(5, r"shell\.kind4, expected"), (7, r"shell\.kind4 and 2 more, expected")]
+)
+def test_kinds_of_foreign_objects_are_named_up_to_a_few(file: Path, num_kinds: int, rest: str) -> None:
+    names = b"".join(b"cshell\nkind%d\n" % number for number in range(num_kinds))
+    rewrite(file, "/data.pkl", b"\x80\x02](" + names + b"e.")
+    with pytest.raises(CheckpointError, match=rest):
+        read_torch_index(file)
 
 
 @pytest.mark.parametrize(

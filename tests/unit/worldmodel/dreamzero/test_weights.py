@@ -43,8 +43,8 @@ def test_all_problems_are_named_at_once(tmp_path: Path) -> None:
         load(folder)
     for part in (
         "transformer: 1 missing tensor (head.modulation)",
-        "transformer: 1 extra tensor (stranger)",
-        "vae: 1 wrong shape (quant_conv.bias [3] instead of [32])",
+        "transformer: 1 extra tensor (action_head.model.stranger (here stranger))",
+        "vae: 1 wrong shape (action_head.vae.model.conv1.bias (here quant_conv.bias) [3] instead of [32])",
         "text_encoder: 1 missing tensor (encoder.final_layer_norm.weight)",
         "1 tensor of no known part, such as backbone.weight",
         "statistics.state.joint_position: q01 is missing, which q99 needs",

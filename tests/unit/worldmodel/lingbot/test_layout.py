@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import re
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from worldmodel.checkpoint.errors import CheckpointError
 from worldmodel.checkpoint.plan import CheckpointPlan
@@ -185,6 +187,7 @@ def test_misfits_of_all_components_are_named_at_once(checkpoints: dict[Layout, P
     folder = _linked_copy(source, tmp_path / "copy", without=(VAE_FILE, TEXT_ENCODER_FILE))
     vae = torch.load(source / VAE_FILE, weights_only=True)
     vae["decoder.strange.weight"] = vae.pop("decoder.middle.1.proj.bias")
+    vae["encoder.middle.1.proj.strange"] = vae["decoder.strange.weight"]
     torch.save(vae, folder / VAE_FILE)
     text = torch.load(source / TEXT_ENCODER_FILE, weights_only=True)
     text["norm.weight"] = text["norm.weight"][:-1]
@@ -192,12 +195,66 @@ def test_misfits_of_all_components_are_named_at_once(checkpoints: dict[Layout, P
     torch.save(text, folder / TEXT_ENCODER_FILE)
     with pytest.raises(CheckpointError) as caught:
         load(folder)
-    assert caught.value.problems == (
-        "vae: 1 missing tensor (decoder.mid_block.attentions.0.proj.bias)",
-        "vae: 1 extra tensor (decoder.strange.weight)",
-        "text_encoder: 1 wrong shape (encoder.final_layer_norm.weight [31] instead of [32])",
-        "text_encoder: 1 wrong type (encoder.block.1.layer.0.SelfAttention.o.weight I8 for torch.float32)",
+    assert tuple(map(str, caught.value.problems)) == (
+        "vae: 1 missing tensor (decoder.middle.1.proj.bias (here decoder.mid_block.attentions.0.proj.bias))",
+        "vae: 2 extra tensors (decoder.strange.weight, "
+        "encoder.middle.1.proj.strange (here encoder.mid_block.attentions.0.proj.strange))",
+        "text_encoder: 1 wrong shape (norm.weight (here encoder.final_layer_norm.weight) [31] instead of [32])",
+        "text_encoder: 1 wrong type "
+        "(blocks.1.attn.o.weight (here encoder.block.1.layer.0.SelfAttention.o.weight) I8 for torch.float32)",
     )
+
+
+def test_a_file_without_the_tensor_that_tells_its_size_says_so_by_its_key(
+    checkpoints: dict[Layout, Path], tmp_path: Path
+) -> None:
+    folder = _linked_copy(checkpoints[Layout.ORIGINAL], tmp_path / "copy", without=(VAE_FILE,))
+    torch.save({"encoder.head.0.gamma": torch.zeros(1)}, folder / VAE_FILE)
+    with pytest.raises(CheckpointError, match=rf"{VAE_FILE}: tensor encoder\.conv1\.weight, which tells the size"):
+        load(folder)
+
+
+def test_two_keys_for_one_tensor_are_refused(checkpoints: dict[Layout, Path], tmp_path: Path) -> None:
+    folder = _linked_copy(checkpoints[Layout.ORIGINAL], tmp_path / "copy", without=(VAE_FILE,))
+    vae = torch.load(checkpoints[Layout.ORIGINAL] / VAE_FILE, weights_only=True)
+    torch.save({**vae, "quant_conv.bias": torch.zeros(1)}, folder / VAE_FILE)
+    with pytest.raises(CheckpointError, match=r"holds one tensor under two keys, conv1\.bias and quant_conv\.bias"):
+        load(folder)
+
+
+@pytest.mark.parametrize("layout", list(Layout))
+def test_what_cannot_be_read_does_not_hide_what_else_is_wrong(
+    checkpoints: dict[Layout, Path], layout: Layout, tmp_path: Path
+) -> None:
+    is_original = layout is Layout.ORIGINAL
+    shard = "diffusion_pytorch_model-00003-of-00008.safetensors"
+    vae = VAE_FILE if is_original else "vae/diffusion_pytorch_model.safetensors"
+    tokenizer = "google/umt5-xxl/tokenizer.json" if is_original else "tokenizer/tokenizer.json"
+    transformer = "transformers" if is_original else "transformer"
+    text = TEXT_ENCODER_FILE if is_original else "text_encoder/model.safetensors"
+    changed = (shard, Path(vae).name, "tokenizer.json", Path(text).name)
+    source = checkpoints[layout]
+    folder = _linked_copy(source, tmp_path / "copy", without=changed)
+    (folder / transformer / shard).write_bytes(b"rubbish")
+    for broken in {vae, tokenizer}:
+        (folder / broken).parent.mkdir(parents=True, exist_ok=True)
+        (folder / broken).write_bytes(b"rubbish")
+    key = "norm.weight" if is_original else "encoder.final_layer_norm.weight"
+    stored = torch.load(source / text, weights_only=True) if is_original else load_file(source / text)
+    del stored[key]
+    (folder / text).parent.mkdir(parents=True, exist_ok=True)
+    (torch.save if is_original else save_file)(stored, folder / text)
+    with pytest.raises(CheckpointError) as caught:
+        load(folder)
+    found = [str(problem).removeprefix(f"{name}: ") for problem in caught.value.problems for name in ("vae",)]
+    expected = [
+        rf"transformer: {folder / transformer / shard}: is not a safetensors file",
+        rf"{folder / vae}: is (not a safetensors file|truncated, or not written by torch\.save)",
+        rf"text_encoder: 1 missing tensor \({key}",
+        rf"tokenizer: {folder / tokenizer}: is not valid JSON",
+    ]
+    assert len(found) == len(expected)
+    assert all(any(re.match(pattern, text) for text in found) for pattern in expected)
 
 
 @pytest.mark.parametrize("placement", list(TextPlacement))

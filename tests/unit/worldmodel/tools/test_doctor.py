@@ -14,11 +14,14 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from kvcache.attention_backends import FLASH3_MODULE
 from tests.support.dreamzero_checkpoint import start_worker, write_checkpoint
 from tests.support.dreamzero_golden import tensors
+from worldmodel.checkpoint.writer import write_checkpoint as write_lingbot
+from worldmodel.lingbot.layout import Layout, plan_checkpoint
+from worldmodel.lingbot.published import TINY
 from worldmodel.messages import StartWorker
 from worldmodel.offload_settings import OffloadSettings
 from worldmodel.tools import doctor, doctor_offload
@@ -131,6 +134,17 @@ def test_what_cannot_be_loaded_fails_with_its_reason(changes: dict[str, object],
     found = checks(start(**changes))["checkpoint"]
     assert found.status is Status.FAIL
     assert message in found.found
+
+
+def test_details_have_in_full_what_is_cut_in_a_line(tmp_path: Path) -> None:
+    folder = tmp_path / "tiny"
+    write_lingbot(plan_checkpoint(TINY, layout=Layout.DIFFUSERS), folder, seed=0)
+    file = folder / "vae/diffusion_pytorch_model.safetensors"
+    names = [f"strange{number:02}" for number in range(25)]
+    save_file({**load_file(file), **{name: torch.zeros(1) for name in names}}, file)
+    found = checks(start(checkpoint=str(folder)))["checkpoint"]
+    assert found.found.endswith("strange19 and 5 more)")
+    assert found.details == (f"vae: 25 extra tensors ({', '.join(names)})",)
 
 
 def test_a_named_kernel_whose_package_is_missing_fails(card: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 
@@ -73,7 +74,7 @@ def test_a_tokenizer_without_files_is_found(tmp_path: Path, layout: Layout) -> N
     for file in folder.iterdir():
         file.unlink()
     [problem] = inspect_checkpoint(str(tmp_path / "tiny"), width=64, height=64, precision="fp32").problems
-    assert problem.startswith(f"tokenizer: {folder} has none of tokenizer.json")
+    assert str(problem).startswith(f"tokenizer: {folder} has none of tokenizer.json")
 
 
 @pytest.mark.parametrize(
@@ -88,8 +89,8 @@ def test_a_tokenizer_without_files_is_found(tmp_path: Path, layout: Layout) -> N
 def test_a_damaged_tokenizer_is_found_before_any_weights(tiny: Path, name: str, content: str, text: str) -> None:
     (tiny / "tokenizer" / name).write_text(content)
     [problem] = inspect_checkpoint(str(tiny), width=64, height=64, precision="fp32").problems
-    assert problem.startswith(f"tokenizer: {tiny / 'tokenizer' / name}: ")
-    assert text in problem
+    assert str(problem).startswith(f"tokenizer: {tiny / 'tokenizer' / name}: ")
+    assert text in str(problem)
 
 
 def test_no_tensor_data_is_read(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,6 +160,43 @@ def test_what_does_not_fit_is_shown_and_the_exit_code_is_1(tiny: Path, capsys: p
     text = " ".join(capsys.readouterr().out.split())
     assert "cannot be served: vae: 1 missing tensor (quant_conv.bias)" in text
     assert "cannot be served: vae: 1 extra tensor (strange)" in text
+
+
+def test_json_lists_what_the_tables_count(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tiny / "vae/diffusion_pytorch_model.safetensors"
+    names = [f"strange{number:02}" for number in range(25)]
+    save_file({**load_file(file), **{name: torch.zeros(1) for name in names}}, file)
+    assert main([str(tiny)]) == 1
+    text = " ".join(capsys.readouterr().out.split())
+    assert f"vae: 25 extra tensors ({', '.join(names[:20])} and 5 more)" in text
+    assert main([str(tiny), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["problems"] == [f"vae: 25 extra tensors ({', '.join(names)})"]
+
+
+def test_a_broken_shard_leaves_numbers_and_other_problems_to_be_shown(
+    tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shard = tiny / "transformer/diffusion_pytorch_model-00002-of-00008.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    (tiny / "tokenizer/tokenizer.json").write_text("rubbish")
+    assert main([str(tiny), "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    first, second = found["problems"]
+    assert first.startswith(f"transformer: {shard}: is truncated")
+    assert second.startswith("tokenizer: ")
+    assert found["memory"]["transformer_weights_bytes"] > 0
+
+
+def test_json_has_all_problems_of_a_checkpoint_that_cannot_be_laid_out(
+    tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tiny / "vae/config.json").write_text("rubbish")
+    (tiny / "text_encoder/model.safetensors").write_bytes(b"rubbish")
+    assert main([str(tiny), "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    first, second = found["problems"]
+    assert first.startswith(f"{tiny / 'vae/config.json'}: is not valid JSON")
+    assert second == f"text_encoder: {tiny / 'text_encoder/model.safetensors'}: is not a safetensors file"
 
 
 @pytest.mark.parametrize(
