@@ -27,6 +27,7 @@ class CloseCode:
 
     DONE = 1000
     GOING_AWAY = 1001
+    BAD_DATA = 1007
     POLICY = 1008
     TOO_LARGE = 1009
     INTERNAL = 1011

@@ -2,9 +2,11 @@
 
     message in N fragments   ─> at most `limits.max_fragments`; counts as N where the rate of messages is bounded
     ping, pong               ─> at most `limits.max_control_frames_per_second`
+    text that is not UTF-8   ─> closed with 1007, as RFC 6455 has it
 
 uvicorn takes any number of both. A frame needs six bytes and costs as much as a small message, and the fragments of a
-message that never ends are kept.
+message that never ends are kept. It also closes a socket while bytes of the refused message arrive, on which the system
+resets the connection, and the client never reads why.
 """
 
 from __future__ import annotations
@@ -20,8 +22,16 @@ from server.errors import CloseCode
 from server.limits import NUM_FRAGMENTS, RateLimiter
 
 
+DISCARD_S = 10.0
+DISCARD_MESSAGES = 4
+"""How long, and how many of the largest messages, a client that was refused may send on before the connection ends."""
+
+
 class BoundedWebSocket(WebSocketsSansIOProtocol):
-    """Closes a socket that sends a message in too many fragments, or control frames too fast."""
+    """Closes a socket that sends a message in too many fragments, or control frames too fast.
+
+    What a refused client still sends is read and dropped, so that it comes to read the close frame.
+    """
 
     def __init__(self, config: ConnectionConfig, *arguments: Any, **options: Any) -> None:
         super().__init__(config, *arguments, **options)
@@ -29,6 +39,21 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self._control_rate = RateLimiter(config.limits.max_control_frames_per_second)
         self._fragments_of_queued: deque[int] = deque()
         self._is_refused = False
+        self._num_discarded_bytes = 0
+
+    def data_received(self, data: bytes) -> None:
+        if not self._is_refused:
+            super().data_received(data)
+            return
+        self._num_discarded_bytes += len(data)
+        if self._num_discarded_bytes > DISCARD_MESSAGES * self.config.ws_max_size:
+            self.transport.close()
+
+    def handle_parser_exception(self) -> None:
+        """Refuse what is no WebSocket frame, or a message that is too large, with the code it was found to deserve."""
+        refusal = self.conn.close_sent
+        assert refusal is not None
+        self._refuse(refusal.code, refusal.reason)
 
     # Frames that came with the refused one are still handed to these methods; uvicorn drops text and binary ones.
 
@@ -51,6 +76,10 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
 
     def send_receive_event_to_app(self) -> None:
         num_fragments, num_queued = len(self.frames), self.queue.qsize()
+        if self.curr_msg_data_type == "text" and not self.close_sent and not _is_utf8(b"".join(self.frames)):
+            # uvicorn would close it too, with a traceback in the log.
+            self._refuse(CloseCode.BAD_DATA, "a text frame is not UTF-8")
+            return
         super().send_receive_event_to_app()
         if self.queue.qsize() > num_queued:
             self._fragments_of_queued.append(num_fragments)
@@ -74,7 +103,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         return False
 
     def _refuse(self, code: int, reason: str) -> None:
-        """Close the connection; the application hears of it as of any other end."""
+        """Send a close frame and read nothing more; the application hears of it as of any other end."""
         self._is_refused = True
         self.stop_keepalive()
         self.conn.fail(code, reason)
@@ -82,4 +111,13 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self.transport.write(b"".join(self.conn.data_to_send()))
         self.close_sent = self.disconnected = True
         self.writable.set()
-        self.transport.close()
+        if not self.handshake_complete:
+            self.transport.close()
+            return
+        # The client ends the connection when it has read this; uvicorn leaves one alone that has a timer.
+        self.close_timer = self.loop.call_later(DISCARD_S, self.transport.close)
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        if self.read_paused:
+            self.read_paused = False
+            self.transport.resume_reading()
