@@ -140,7 +140,8 @@ def test_close_codes_are_those_of_the_server() -> None:
 def test_every_word_of_a_choice_is_explained(
     heading: str, values: type[StreamFormat] | type[Pacing] | type[SessionState]
 ) -> None:
-    first_cells = " ".join(re.findall(r"^\| (.*?) \|", section(heading), re.MULTILINE))
+    tables = [part for part in section(heading).split("\n\n") if not part.startswith("| field |")]
+    first_cells = " ".join(re.findall(r"^\| (.*?) \|", "\n".join(tables), re.MULTILINE))
     assert set(re.findall(r"`(\w+)`", first_cells)) == {str(value) for value in values}
 
 
