@@ -21,7 +21,6 @@ from server.connection_config import ConnectionConfig
 from server.errors import CloseCode
 from server.limits import NUM_FRAGMENTS, RateLimiter
 
-
 DISCARD_S = 10.0
 DISCARD_MESSAGES = 4
 """How long, and how many of the largest messages, a client that was refused may send on before the connection ends."""
@@ -121,3 +120,11 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         if self.read_paused:
             self.read_paused = False
             self.transport.resume_reading()
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

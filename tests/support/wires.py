@@ -6,12 +6,14 @@ import asyncio
 
 
 class Wire(asyncio.Transport):
-    """Keeps what is written to it, and whether it was closed."""
+    """Keeps what is written to it, and whether it was ended for writing or closed."""
 
     def __init__(self) -> None:
         super().__init__()
         self.protocol: asyncio.BaseProtocol | None = None
         self.is_closed = False
+        self.is_ended = False
+        self.is_reading = True
         self.written = b""
 
     def get_extra_info(self, name: str, default: object = None) -> object:
@@ -33,6 +35,14 @@ class Wire(asyncio.Transport):
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self.written += bytes(data)
 
-    def pause_reading(self) -> None: ...
+    def can_write_eof(self) -> bool:
+        return True
 
-    def resume_reading(self) -> None: ...
+    def write_eof(self) -> None:
+        self.is_ended = True
+
+    def pause_reading(self) -> None:
+        self.is_reading = False
+
+    def resume_reading(self) -> None:
+        self.is_reading = True

@@ -143,7 +143,7 @@ def test_text_that_is_not_utf_8_closes_the_socket_and_leaves_no_traceback(
             assert [message["text"] for message in peer.received] == ["grüße", "grüße"]
             peer.send(*fragments(number, b"\xc3"), *fragments(1))
             await settle()
-            assert peer.wire.is_closed
+            assert peer.wire.is_ended
             assert peer.close == (1007, "a text frame is not UTF-8")
             assert [message["type"] for message in peer.received[2:]] == ["websocket.disconnect"]
 
