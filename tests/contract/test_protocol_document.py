@@ -66,11 +66,15 @@ def test_the_table_of_a_message_says_which_fields_are_required(message: wire_mes
     required = {name for cells, mark in rows if mark == "yes" for name in re.findall(r"`(\w+)`", cells)}
     properties = wire_messages.message_schema(message)
     assert required == set(properties["required"]) - {"type"}
-    defaults = {name: field["default"] for name, field in properties["properties"].items() if field.get("default")}
-    assert {cells.strip("`"): mark for cells, mark in rows if mark.startswith("default")} == {
-        name: f"default `{value}`" if isinstance(value, str) else f"default {value}"
-        for name, value in (defaults | ({"event_base": 0} if "event_base" in properties["properties"] else {})).items()
+    defaults = {name: message.model.model_fields[name].default for name in properties["properties"]}
+    told = {cells.strip("`"): mark.removeprefix("default ") for cells, mark in rows if mark.startswith("default ")}
+    assert {name: default.strip("`") for name, default in told.items()} == {
+        name: str(default)
+        for name, default in defaults.items()
+        if default is not None and name not in required | {"type"}
     }
+    nullable = {name for name, field in properties["properties"].items() if {"type": "null"} in field.get("anyOf", [])}
+    assert nullable == properties["properties"].keys() - required - told.keys() - {"type"}
 
 
 def test_examples_together_show_every_field_that_is_not_about_one_format() -> None:
