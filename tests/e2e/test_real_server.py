@@ -156,6 +156,7 @@ async def test_a_refused_prompt_is_dropped_and_the_world_goes_on(server: ServerP
 
 
 async def test_a_worker_killed_in_mid_chunk_is_told_at_once_and_replaced(server: ServerProcess) -> None:
+    """Also who resumed a session while nothing came from the worker any more is told, and every event answered."""
     worker = server.worker()
     sockets = [await WorldSocket.open(server.url) for _ in range(2)]
     started = [await socket.start() for socket in sockets]
@@ -165,12 +166,21 @@ async def test_a_worker_killed_in_mid_chunk_is_told_at_once_and_replaced(server:
     await sockets[0].expect("event.queued")
     ticks = server.metric("worldserve_chunks_total")
     server.until(lambda: worker.status() != psutil.STATUS_RUNNING, what="the worker hangs")
+    await sockets[1].drop()
+    sockets[1] = await WorldSocket.open(server.url)
+    await sockets[1].resume(started[1]["resume_token"], 0)
+    for event_id in (1, 2):
+        await sockets[1].send("session.event", event_id=event_id, prompt="x")
+        await sockets[1].expect("event.queued", event_id=event_id)
     killed_at = time.monotonic()
     worker.send_signal(signal.SIGKILL)
     for socket in sockets:
         assert await socket.closed() == 1012
         fatal = [message for message in socket.messages if message["type"] == "error"]
         assert [(message["code"], message["fatal"]) for message in fatal] == [("worker_unavailable", True)]
+        queued = [message["event_id"] for message in socket.messages if message["type"] == "event.queued"]
+        dropped = [message for message in socket.messages if message["type"] == "event.dropped"]
+        assert [(message["event_id"], message["reason"]) for message in dropped] == [(it, "failed") for it in queued]
     told_after_s = time.monotonic() - killed_at
     assert told_after_s < 2.0
     assert server.get("healthz").status_code == 200

@@ -228,6 +228,37 @@ def test_a_world_that_died_with_its_worker_is_not_resumed(is_parked: bool, away_
     run_virtual(main())
 
 
+@pytest.mark.parametrize("away_s", [0.0, 1.0])
+def test_who_resumes_before_the_death_of_the_worker_is_noticed_is_told_like_anybody(away_s: float) -> None:
+    """Nothing comes from a worker that is dead, and nobody knows why: a resume is answered as ever."""
+
+    async def main() -> None:
+        worker = ContractWorker()
+        async with loop_serving(worker) as server:
+            client = await server.started()
+            await client.chunks(3)
+            worker.tick_s = 1e6
+            event_ids = [client.event()]
+            await asyncio.sleep(1.0)
+            await client.leave()
+            await asyncio.sleep(away_s)
+            again = await come_back(server, client.ledger)
+            event_ids += [again.event() for _ in range(3)]
+            await asyncio.sleep(1.0)
+            assert client.ledger.open_events == set(event_ids)
+            worker.dies("the worker was killed by signal 9")
+            error = await again.expect("error")
+            assert (error["code"], error["fatal"]) == ("worker_unavailable", True)
+            assert await again.over() == 1012
+            assert (client.ledger.open_events, client.ledger.dropped) == (set(), set(event_ids))
+            late = server.client(client.ledger)
+            late.resume()
+            assert (await late.expect("error"))["code"] == "session_lost"
+            await assert_no_session_is_left(server)
+
+    run_virtual(main())
+
+
 def test_a_world_lost_in_the_middle_of_a_reset_is_not_resumed() -> None:
     async def main() -> None:
         worker = ContractWorker(request_s=1.0)
