@@ -11,8 +11,10 @@ from server.clip import ready_worker, write_clip
 from server.clip_arguments import ClipFiles, check_seed, decode, read_image
 from server.config import ServerConfig
 from server.config_values import ConfigError
+from server.errors import BadInput
 from server.generate import GenerateJob, GenerateStep, num_chunks, script_steps
 from server.key_script import parse_key_script
+from server.limits import check_prompt
 from server.uploads import RawImage
 from worldmodel import catalog
 from worldmodel.clips import ClipPlan, ClipWish
@@ -64,6 +66,7 @@ def make_clip(config: ServerConfig, request: ClipRequest) -> None:
     prompt = request.prompt if request.prompt is not None else (offered.prompt if offered else None)
     if prompt is None:
         raise ConfigError("--prompt: expected a text, since the start image is a file and brings none")
+    _check_prompt(config, prompt)
     request.files.check()
     image = decode(config, file, what="--image")
     plan = _plan(config, request, image)
@@ -77,6 +80,14 @@ def make_clip(config: ServerConfig, request: ClipRequest) -> None:
     )
     model = replace(config.model, width=plan.width, height=plan.height, options=plan.options)
     asyncio.run(_make_clip(replace(config, model=model), job, plan, request.files))
+
+
+def _check_prompt(config: ServerConfig, prompt: str) -> None:
+    """Raise `ConfigError` for a prompt that a served session would be refused for, in the same words."""
+    try:
+        check_prompt(prompt, max_chars=config.limits.max_prompt_chars, field="--prompt")
+    except BadInput as error:
+        raise ConfigError(error.message) from error
 
 
 async def _make_clip(config: ServerConfig, job: GenerateJob, plan: ClipPlan, files: ClipFiles) -> None:

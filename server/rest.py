@@ -227,8 +227,9 @@ def _mime_of(image: bytes) -> str:
 
 
 async def _image_part(request: Request, max_image_bytes: int) -> bytes:
-    max_bytes = max_image_bytes + MULTIPART_OVERHEAD_BYTES
-    body = await read_body(request, max_bytes, "limits.max_image_bytes", field="image")
+    body = await read_body(
+        request, max_image_bytes, "limits.max_image_bytes", field="image", form_bytes=MULTIPART_OVERHEAD_BYTES
+    )
 
     async def stream() -> AsyncIterator[bytes]:
         yield body

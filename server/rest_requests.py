@@ -108,12 +108,15 @@ async def parse_model(body: bytes, model: type[ModelT], *, max_depth: int) -> Mo
     return validate(model, fields)
 
 
-async def read_body(request: Request, max_bytes: int, key: str, *, field: str = BODY) -> bytes:
-    """Read a body of at most `max_bytes`, the setting `key`. Raises `Unavailable` that names `field` and `key`."""
+async def read_body(request: Request, max_bytes: int, key: str, *, field: str = BODY, form_bytes: int = 0) -> bytes:
+    """Read a body of at most `max_bytes`, the setting `key`, and of a form around them.
+
+    Raises `Unavailable` that names `field` and `key`.
+    """
     body = bytearray()
     async for part in request.stream():
         body += part
-        if len(body) > max_bytes:
+        if len(body) > max_bytes + form_bytes:
             text = f"{field}: expected at most {max_bytes} bytes ({key}), got more"
             raise Unavailable(ErrorCode.TOO_LARGE, text, field=field)
     return bytes(body)

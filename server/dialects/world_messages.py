@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 from server.chunks import ReadyChunk
 from server.config import LimitsSection, ServerConfig
 from server.errors import BadInput, ErrorCode, EventRefused
-from server.limits import BadNumber, check_prompt, parse_json_object
+from server.limits import MAX_PATH_CHARS, BadNumber, check_prompt, parse_json_object
 from server.media.formats import EncodedChunk, InitSegment, MuxedChunk
 from server.wire.binary import pack_chunk
 from server.wire.messages import (
@@ -131,7 +131,7 @@ def _bad_message(errors: list[ErrorDetails], fields: Mapping[str, object]) -> Ba
     first = min(errors, key=lambda it: it["type"] == "extra_forbidden")
     path = first["loc"]
     if path[:1] == ("image",) and len(path) > 1:
-        return _bad_image_reference(errors, fields.get("image"))
+        return _bad_image_reference(fields.get("image"))
     field = _field_name(path)
     code = ErrorCode.BAD_SIZE if field == "size" else ErrorCode.BAD_MESSAGE
     return BadInput(code, f"{field}: {_describe(first)}", field=field)
@@ -147,11 +147,17 @@ def _describe(error: ErrorDetails) -> str:
             return f"{error['msg'][:1].lower()}{error['msg'][1:]}, got {repr(error['input'])[:80]}"
 
 
-def _bad_image_reference(errors: list[ErrorDetails], image: object) -> BadInput:
+def _bad_image_reference(image: object) -> BadInput:
     """Explain a union of three shapes as one rule."""
     names = ("base64", "upload_id", "name")
-    if isinstance(image, dict) and len(image) == 1 and (name := next(iter(image))) in names:
-        return BadInput(ErrorCode.BAD_IMAGE, f"image.{name}: expected a string", field=f"image.{name}")
+    given = [name for name in names if name in image] if isinstance(image, dict) else []
+    if isinstance(image, dict) and len(given) == 1:
+        if not isinstance(image[given[0]], str):
+            field = f"image.{given[0]}"
+            return BadInput(ErrorCode.BAD_IMAGE, f"{field}: expected a string", field=field)
+        other = next(name for name in image if name != given[0])
+        field = f"image.{other}"[:MAX_PATH_CHARS]
+        return BadInput(ErrorCode.BAD_IMAGE, f"{field}: there is no such field beside {given[0]}", field=field)
     return BadInput(ErrorCode.BAD_IMAGE, f"image: expected exactly one of {', '.join(names)}", field="image")
 
 

@@ -60,6 +60,10 @@ def arguments(tmp_path: Path) -> list[str]:
         ("--frames 9 --size 100x96", "--size: expected a multiple of 16 pixels, got 100"),
         ("--frames 9 --size large", "--size: expected WIDTHxHEIGHT or official, got 'large'"),
         ("--frames 9 --seed -1", "--seed: expected a number from 0"),
+        (
+            f"--frames 9 --prompt {'x' * 2001}",
+            "--prompt has 2001 characters: expected at most 2000 (limits.max_prompt_chars)",
+        ),
     ],
 )
 def test_a_wrong_call_ends_before_a_worker_starts(

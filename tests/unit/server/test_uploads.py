@@ -96,7 +96,16 @@ def png_header(width: int, height: int) -> bytes:
 
 @pytest.mark.parametrize("size", [(8000, 8000), (10_000, 10_000), (60_000, 60_000), (2**31 - 1, 2**31 - 1)])
 def test_bombs_are_refused_from_their_header(size: tuple[int, int]) -> None:
-    refusal(png_header(*size))
+    width, height = size
+    text = f"the image is {width}x{height}, {width * height} pixels: expected at most 10000 (limits.max_image_pixels)"
+    assert refusal(png_header(*size)).message == text
+
+
+def test_the_configured_bound_is_the_only_one() -> None:
+    """Pillow's own one is 179 million pixels."""
+    limits = LimitsSection(max_image_pixels=200_000_000)
+    with pytest.raises(BadInput, match="damaged"):
+        decode_image(png_header(14_000, 14_000), limits=limits, field="image")
 
 
 @given(noise=st.binary(max_size=60), cut=st.integers(0, 120), format=st.sampled_from(["PNG", "JPEG", "WEBP"]))

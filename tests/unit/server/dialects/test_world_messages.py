@@ -66,6 +66,8 @@ def test_whole_numbers_are_fine_where_a_fraction_may_be() -> None:
         (START, {"image": {"url": "http://x"}}, "bad_image", "image"),
         (START, {"image": {"name": "a", "upload_id": "b"}}, "bad_image", "image"),
         (START, {"image": {"name": 3}}, "bad_image", "image.name"),
+        (START, {"image": {"name": "day", "x": 1}}, "bad_image", "image.x"),
+        (START, {"image": {"upload_id": "u-1", "names": "day"}}, "bad_image", "image.names"),
         (START, {"image": {"base64": None}}, "bad_image", "image.base64"),
         (START, {"seed": -1}, "bad_message", "seed"),
         (START, {"seed": 1.5}, "bad_message", "seed"),
