@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import signal
+import socket
 import subprocess
 import sys
+import sysconfig
+import urllib.request
+import venv
 import zipfile
 from collections.abc import Iterator
 from email.parser import BytesParser
@@ -86,3 +94,72 @@ def test_metadata_names_the_command_and_forbids_uploads(wheel: zipfile.ZipFile) 
 def test_nothing_in_it_is_a_test_or_a_cache(wheel: zipfile.ZipFile) -> None:
     unwanted = UNPACKAGED | {"tests"}
     assert [name for name in wheel.namelist() if unwanted & set(name.split("/"))] == []
+
+
+# ---------------------------------------------------------------- the image
+
+TINY = {
+    "WORLDSERVE_MODEL_CHECKPOINT": "package:worldmodel/data/demo_world",
+    "WORLDSERVE_MODEL_WIDTH": "160",
+    "WORLDSERVE_MODEL_HEIGHT": "96",
+    "WORLDSERVE_MODEL_PRECISION": "fp32",
+    "WORLDSERVE_WORKER_DEVICE": "cpu",
+}
+"""What `docker run -e` would set to serve the demo world's weights on a host without a GPU."""
+
+
+def instruction(name: str) -> str:
+    """Return the last instruction of this name in the Dockerfile, with its continuation lines joined."""
+    lines = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ").splitlines()
+    return [line.removeprefix(name).strip() for line in lines if line.startswith(f"{name} ")][-1]
+
+
+def installed(wheel: zipfile.ZipFile, folder: Path) -> Path:
+    """Install the wheel in a bare environment and return its `bin`. What it depends on comes from this environment."""
+    venv.create(folder, with_pip=False)
+    install = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        str(folder / "bin/python"),
+        "install",
+        "--no-deps",
+        "--no-index",
+    ]
+    subprocess.run([*install, "--quiet", str(wheel.filename)], check=True)
+    (site,) = folder.glob("lib/python*/site-packages")
+    # A path alone: .pth files there, such as that of an editable worldserve, are not read.
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    return folder / "bin"
+
+
+def test_the_command_and_the_health_check_of_the_image_work_from_the_wheel(
+    wheel: zipfile.ZipFile, tmp_path: Path
+) -> None:
+    programs = installed(wheel, tmp_path / "venv")
+    shutil.copytree(ROOT / "configs", tmp_path / "etc")
+    command = json.loads(instruction("ENTRYPOINT")) + json.loads(instruction("CMD"))
+    command = [part.replace("/etc/worldserve", str(tmp_path / "etc")) for part in command]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    check = instruction("HEALTHCHECK").partition(" CMD ")[2].replace(":8000/", f":{port}/")
+    assert port in check
+    environment = {"PATH": f"{programs}:{os.defpath}", "HOME": str(tmp_path), "WORLDSERVE_SERVER_PORT": port, **TINY}
+    log = tmp_path / "server.log"
+    with log.open("wb") as output:
+        server = subprocess.Popen(
+            [str(programs / command[0]), *command[1:]], stdout=output, stderr=output, env=environment, cwd=tmp_path
+        )
+    try:
+        for _ in range(300):
+            healthy = subprocess.run(check, shell=True, env=environment, capture_output=True, check=False)
+            if healthy.returncode == 0 or server.poll() is not None:
+                break
+        assert healthy.returncode == 0, log.read_text()
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/static/main.js", timeout=10) as answer:
+            assert answer.read() == wheel.read("clients/browser/main.js")
+    finally:
+        server.terminate()
+        code = server.wait(timeout=60)
+    assert code in (0, -signal.SIGTERM), log.read_text()
