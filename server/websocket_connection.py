@@ -25,6 +25,12 @@ DISCARD_S = 10.0
 DISCARD_MESSAGES = 4
 """How long, and how many of the largest messages, a client that was refused may send on before the connection ends."""
 
+QUIET_S = 1.0
+"""How long it must have sent nothing for the connection to end earlier.
+
+Ending our side at once would tell it as well, but `websockets` clients then fail in the middle of what they send.
+"""
+
 
 class BoundedWebSocket(WebSocketsSansIOProtocol):
     """Closes a socket that sends a message in too many fragments, or control frames too fast.
@@ -113,13 +119,18 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         if not self.handshake_complete:
             self.transport.close()
             return
-        # The client ends the connection when it has read this; uvicorn leaves one alone that has a timer.
-        self.close_timer = self.loop.call_later(DISCARD_S, self.transport.close)
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
+        self._wait_until_quiet(self.loop.time() + DISCARD_S, -1)
         if self.read_paused:
             self.read_paused = False
             self.transport.resume_reading()
+
+    def _wait_until_quiet(self, until: float, num_discarded_bytes: int) -> None:
+        """Close the connection once no more has come since it was looked at last, or its time is over."""
+        if self._num_discarded_bytes == num_discarded_bytes or self.loop.time() >= until:
+            self.transport.close()
+            return
+        # uvicorn leaves a connection alone that has such a timer, and cancels it when the connection is lost.
+        self.close_timer = self.loop.call_later(QUIET_S, self._wait_until_quiet, until, self._num_discarded_bytes)
 
 
 def _is_utf8(data: bytes) -> bool:

@@ -6,13 +6,12 @@ import asyncio
 
 
 class Wire(asyncio.Transport):
-    """Keeps what is written to it, and whether it was ended for writing or closed."""
+    """Keeps what is written to it, and whether it was closed."""
 
     def __init__(self) -> None:
         super().__init__()
         self.protocol: asyncio.BaseProtocol | None = None
         self.is_closed = False
-        self.is_ended = False
         self.is_reading = True
         self.written = b""
 
@@ -34,12 +33,6 @@ class Wire(asyncio.Transport):
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self.written += bytes(data)
-
-    def can_write_eof(self) -> bool:
-        return True
-
-    def write_eof(self) -> None:
-        self.is_ended = True
 
     def pause_reading(self) -> None:
         self.is_reading = False
