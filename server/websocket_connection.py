@@ -25,7 +25,7 @@ DISCARD_S = 10.0
 DISCARD_MESSAGES = 4
 """How long, and how many of the largest messages, a client that was refused may send on before the connection ends."""
 
-QUIET_S = 1.0
+QUIET_S = 0.5
 """How long it must have sent nothing for the connection to end earlier.
 
 Ending our side at once would tell it as well, but `websockets` clients then fail in the middle of what they send.

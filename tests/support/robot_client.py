@@ -177,6 +177,16 @@ def number_of(actions: Any) -> tuple[float, int, int]:
     return float(actions[0, 0]), int(actions[1, 0]), int(actions[2, 0])
 
 
+def error_text(reply: Any) -> str:
+    """Return the text of an error in either form."""
+    if isinstance(reply, str):
+        return reply
+    assert isinstance(reply, dict), reply
+    assert reply.keys() == {"type", "message"}
+    assert reply["type"] == "error"
+    return str(reply["message"])
+
+
 def robot_model(**options: object) -> ModelSection:
     return ModelSection(
         name="fake_robot",
@@ -213,3 +223,8 @@ async def serving_robots(worker: RobotWorker | None = None, **sections: Any) -> 
     worker = worker or RobotWorker()
     async with serving(worker, model=robot_model(), **sections) as server:
         yield RobotServer(server, worker)
+
+
+async def holding(server: RobotServer) -> None:
+    """Wait until a tick is in flight, which only `release` ends."""
+    await server.until(lambda: server.worker.num_ticks_in_flight == 1)

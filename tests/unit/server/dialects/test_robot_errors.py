@@ -1,0 +1,162 @@
+"""What a robot is told that asks wrongly, too much or nothing, or whose step fails."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from websockets.exceptions import ConnectionClosed
+
+from server.config import LimitsSection, RobotSection, SessionSection
+from tests.support.robot_client import (
+    OFFICIAL,
+    OPENPI,
+    RobotWorker,
+    error_text,
+    holding,
+    number_of,
+    observation,
+    serving_robots,
+)
+from worldmodel.errors import OutcomeUnknown, RequestRefused, TickRolledBack
+
+
+@pytest.mark.parametrize("path", [OFFICIAL, OPENPI])
+async def test_what_cannot_be_read_is_said_and_the_connection_lives(path: str) -> None:
+    async with serving_robots() as server:
+        robot = await server.connect(path)
+        for message, reason in (
+            (b"\xc1", "bad_message"),
+            (b"", "bad_message: the request can't be read: the message ends early"),
+            (b"\x81\xa1a" + b"\x91" * 20, "nested deeper"),
+            ("text", "binary frames"),
+        ):
+            await robot.connection.send(message)
+            text = error_text(await robot.receive())
+            assert reason in text
+            assert "Traceback" not in text
+        assert number_of(await robot.infer(1))[0] == 1
+
+
+async def test_prompts_are_bounded() -> None:
+    async with serving_robots() as server:
+        robot = await server.connect()
+        assert "limits.max_prompt_chars" in error_text(await robot.infer(1, prompt="x" * 2001))
+
+
+async def test_what_the_model_refuses_was_not_seen() -> None:
+    async with serving_robots() as server:
+        robot = await server.connect()
+        await robot.infer(1)
+        refusal = RequestRefused("observation/wrist_image_left: expected pictures", code="bad_observation", field="x")
+        server.worker.tick_failures.append(refusal)
+        assert error_text(await robot.infer(2, step_id=5)).startswith("bad_observation: observation/wrist_image_left")
+        assert number_of((await robot.infer(3, step_id=5))["actions"])[:2] == (3, 1)
+
+
+async def test_a_failed_step_ends_the_run_and_a_reset_begins_another() -> None:
+    async with serving_robots() as server:
+        robot = await server.connect()
+        await robot.infer(1)
+        server.worker.tick_failures.append(TickRolledBack("chunk 1 failed and was rolled back"))
+        assert "tick_failed: chunk 1 failed" in error_text(await robot.infer(2))
+        await server.until(lambda: not server.worker.sessions)
+        assert "reset it to go on" in error_text(await robot.infer(3))
+        assert await robot.reset() == {"status": "reset successful"}
+        assert number_of(await robot.infer(4)) == (4, 0, 2)
+
+
+async def test_actions_that_are_lost_after_the_commit_fail_the_session() -> None:
+    async with serving_robots() as server:
+        robot = await server.connect()
+        server.worker.media_failures.append(OutcomeUnknown("the media of chunk 0 is lost"))
+        assert "tick_failed" in error_text(await robot.infer(1))
+        await robot.reset()
+        assert number_of(await robot.infer(2))[1] == 0
+
+
+async def test_a_transient_failure_is_tried_again_if_so_configured() -> None:
+    async with serving_robots(session=SessionSection(retry_rolled_back_ticks=1)) as server:
+        robot = await server.connect()
+        server.worker.tick_failures.append(TickRolledBack("busy", transient=True))
+        assert number_of(await robot.infer(1))[:2] == (1, 0)
+
+
+async def test_a_worker_that_dies_in_a_call_is_told_and_a_reset_goes_on() -> None:
+    async with serving_robots() as server:
+        robot, idle = await server.connect(OFFICIAL), await server.connect()
+        await robot.infer(1)
+        await idle.infer(2)
+        server.worker.hold()
+        await robot.send(observation(3))
+        await holding(server)
+        server.worker.dies()
+        assert (await robot.receive()).startswith("worker_unavailable: the worker was killed")
+        assert "killed" in error_text(await idle.infer(3))
+        assert await robot.reset() == "reset successful"
+        assert "worker_unavailable" in await robot.infer(4)
+        server.worker.release()
+        server.worker.is_back()
+        assert number_of(await robot.infer(5)) == (5, 0, 3)
+        assert await idle.reset() == {"status": "reset successful"}
+        assert number_of(await idle.infer(6)) == (6, 0, 4)
+
+
+async def test_an_opening_that_fails_leaves_nothing_and_may_be_tried_again() -> None:
+    async with serving_robots(RobotWorker(capacity_sessions=1)) as server:
+        robot = await server.connect()
+        for failure in (RequestRefused("no", code="bad_request"), OutcomeUnknown("who knows"), TickRolledBack("no")):
+            server.worker.open_failures.append(failure)
+            assert "request_refused" in error_text(await robot.infer(1))
+        assert number_of(await robot.infer(2))[:2] == (2, 0)
+
+
+async def test_a_bug_is_an_internal_error_without_details() -> None:
+    async with serving_robots() as server:
+        robot = await server.connect()
+        server.robots.begin = None
+        assert await robot.infer(1) == {"type": "error", "message": "Internal inference error"}
+        assert (await robot.closed())[0] == 1011
+
+
+async def test_an_idle_connection_is_closed_with_a_reason() -> None:
+    async with serving_robots(robot=RobotSection(idle_s=0.05)) as server:
+        robot = await server.connect()
+        assert "nothing was asked for 0.05 s (robot.idle_s)" in error_text(await robot.receive())
+        code, reason = await robot.closed()
+        assert (code, reason[:13]) == (1008, "idle_timeout:")
+
+
+async def test_a_client_that_waits_for_us_is_not_idle() -> None:
+    async with serving_robots(robot=RobotSection(idle_s=0.02)) as server:
+        robot = await server.connect()
+        server.worker.hold()
+        await robot.send(observation(1))
+        await holding(server)
+        async with asyncio.timeout(20):
+            for _ in range(20):
+                await (await robot.connection.ping())
+                await asyncio.sleep(0.005)
+        server.worker.release()
+        assert number_of(await robot.receive())[0] == 1
+
+
+async def test_whoever_sends_a_message_above_the_cap_reads_why_the_connection_ends() -> None:
+    async with serving_robots(robot=RobotSection(max_message_bytes=2_000_000)) as server:
+        robots = [await server.connect() for _ in range(4)]
+        for robot, num_bytes in zip(robots, (2_000_001, 3_000_000, 5_000_000, 8_000_000), strict=True):
+            with suppress(ConnectionClosed):
+                await robot.connection.send(bytes(num_bytes))
+        ends = await asyncio.gather(*(robot.closed() for robot in robots))
+        assert [code for code, _ in ends] == [1009] * 4
+        assert "2000000" in ends[0][1]
+        assert not server.robots.all()
+
+
+async def test_requests_may_be_larger_than_those_of_worlds() -> None:
+    async with serving_robots() as server:
+        robot = await server.connect()
+        big = np.zeros(LimitsSection().max_message_bytes + 1, np.uint8)
+        assert number_of(await robot.infer(1, **{"observation/big": big}))[0] == 1
