@@ -32,7 +32,10 @@ def add_conformance_arguments(parser: argparse.ArgumentParser) -> None:
         "--answer-timeout", type=float, default=60.0, help="seconds an answer or a chunk may take (default 60)"
     )
     parser.add_argument(
-        "--quiet", type=float, default=1.0, help="seconds to wait where nothing may come; more than a chunk (default 1)"
+        "--quiet",
+        type=float,
+        default=1.0,
+        help="seconds to wait, at least, where nothing may come (default 1; twice as long as a chunk takes, if more)",
     )
 
 

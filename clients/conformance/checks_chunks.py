@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from clients.conformance.check import Check, Context
 from clients.conformance.errors import NotApplicable, require
 from clients.conformance.socket import Media, Socket
@@ -104,14 +102,13 @@ async def free_pacing(context: Context) -> None:
 
 async def pause_stops_chunks(context: Context) -> None:
     async with await Socket.open(context.target) as socket:
-        await socket.start()
-        await socket.media()
+        lead = (await socket.start())["limits"]["lead_chunks"]
+        await _chunks(socket, lead + 2)
         await socket.send("session.pause")
         await socket.expect("session.state", state="paused")
-        # What was being made may still come.
-        await asyncio.sleep(socket.target.quiet_s)
         await socket.alive()
-        await socket.no_media(why="while the session is paused")
+        # What was being made may still come.
+        await socket.no_media(why="while the session is paused", num_late=lead + 1)
         await socket.send("session.unpause")
         await socket.expect("session.state", state="active")
         await socket.media()
