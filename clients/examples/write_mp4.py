@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
-import sys
 
 from clients.python import WorldClient
 
@@ -18,4 +18,7 @@ async def main(url: str = "ws://127.0.0.1:8000", path: str = "walk.mp4") -> None
 
 
 if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:]))
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("url", nargs="?", default="ws://127.0.0.1:8000", metavar="URL")
+    arguments.add_argument("path", nargs="?", default="walk.mp4", metavar="FILE")
+    asyncio.run(main(**vars(arguments.parse_args())))

@@ -8,6 +8,7 @@ import io
 import json
 import re
 import struct
+import subprocess
 import sys
 import threading
 from collections.abc import Iterable, Iterator
@@ -26,7 +27,7 @@ from server.wire.binary import pack_chunk
 from server.wire.messages import StreamFormat
 from tests.support import game_fixtures, game_tools
 from tests.support.game_tools import GAMES
-from tests.support.server_process import ServerProcess, running_configuration
+from tests.support.server_process import ROOT, ServerProcess, running_configuration
 
 GAME_CHUNKS = 3
 
@@ -70,6 +71,13 @@ async def test_write_mp4(server: ServerProcess, tmp_path: Path, capsys: pytest.C
     await write_mp4.main(server.url, str(tmp_path / "walk.mp4"))
     assert f"8 chunks in {tmp_path / 'walk.mp4'}; the turn is in chunk " in capsys.readouterr().out
     assert num_frames(tmp_path / "walk.mp4") == 9 + 7 * 12
+
+
+def test_write_mp4_says_how_it_is_called() -> None:
+    command = [sys.executable, "-m", "clients.examples.write_mp4", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "[URL] [FILE]" in done.stdout
 
 
 def test_scripted_flight(server: ServerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from server.config import LimitsSection
 from server.dialects.world_messages import parse_client_message, read_controls
 from server.errors import BadInput, ErrorCode, EventRefused, ServerError
+from server.limits import MAX_JSON_TOKENS
 from server.wire.messages import ControlMessage, Pacing, Ping, Playback, SessionResume, SessionStart, StreamFormat
 from worldmodel.errors import RequestRefused
 
@@ -157,6 +158,15 @@ def test_an_id_that_is_none_is_not_repeated(text: str) -> None:
     with pytest.raises(BadInput) as caught:
         parse_client_message(text, LIMITS)
     assert caught.value.event_id is None
+
+
+@pytest.mark.parametrize(
+    "rest", ['"prompt": ', '"controls": ' + "[" * 99 + "]" * 99, '"controls": [' + "{}," * MAX_JSON_TOKENS + "{}]"]
+)
+def test_a_text_of_which_nothing_is_read_names_neither_field_nor_event(rest: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        parse_client_message(f'{{"type": "session.event", "event_id": 5, {rest}}}', LIMITS)
+    assert (caught.value.code, caught.value.field, caught.value.event_id) == (ErrorCode.BAD_JSON, None, None)
 
 
 def test_too_long_a_message_is_fatal() -> None:
