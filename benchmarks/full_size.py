@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -77,9 +77,14 @@ def start_worker(
     )
 
 
+def build_adapter(start: StartWorker) -> Any:
+    """Return the adapter of a worker, its stages printed; with all its attributes, since benchmarks look inside."""
+    return create_adapter(start, _print_stage)
+
+
 def build_runtime(start: StartWorker) -> Runtime:
     """Return a runtime with random weights, not warmed up."""
-    adapter = cast("Any", create_adapter(start, _print_stage))
+    adapter = build_adapter(start)
     cache = allocate_cache(adapter.kv_spec(), start, adapter.attention())
     return Runtime(adapter, cache, device=start.device)
 
