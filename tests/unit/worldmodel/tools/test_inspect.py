@@ -11,10 +11,12 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 
+from tests.support.checkpoint_headers import write_headers
 from worldmodel.checkpoint.writer import write_checkpoint
 from worldmodel.lingbot.config import LingBotOptions
 from worldmodel.lingbot.inspection import inspect_checkpoint
 from worldmodel.lingbot.layout import Layout, plan_checkpoint
+from worldmodel.lingbot.published import FULL as PUBLISHED
 from worldmodel.lingbot.published import TINY
 from worldmodel.tools.inspect import main, show
 
@@ -39,6 +41,26 @@ def test_memory_and_capacity_of_the_full_model() -> None:
     sessions = {card.card_gb: card.sessions for card in found.capacity}
     assert sessions == {24.0: 0, 48.0: 0, 80.0: 1, 141.0: 3}
     assert found.problems == ()
+
+
+@pytest.mark.parametrize("layout", list(Layout))
+def test_the_full_checkpoint_is_inspected_from_its_headers(
+    tmp_path: Path, layout: Layout, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_headers(plan_checkpoint(PUBLISHED, layout=layout), tmp_path / "full")
+    stored_bytes = sum(file.stat().st_size for file in (tmp_path / "full").rglob("*") if file.is_file())
+    assert stored_bytes > 86e9
+    assert main([str(tmp_path / "full"), "--json", "--cards", "80,141"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    parts = {part["name"]: (part["dtypes"], part["num_tensors"], part["num_bytes"]) for part in found["components"]}
+    assert parts == {
+        "transformer": (["F32"], 1421, 4 * 18_544_332_864),
+        "vae": (["F32"], 194, 4 * 126_892_531),
+        "text_encoder": (["BF16"], 242, 2 * 5_680_910_336),
+    }
+    assert found["geometry"]["layers"] == 40
+    assert [card["sessions"] for card in found["capacity"]] == [1, 3]
+    assert found["problems"] == []
 
 
 def test_float8_weights_are_counted_as_float8() -> None:
