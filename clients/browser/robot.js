@@ -33,6 +33,7 @@ class Refused extends Error {}
 
 /** @param {string} path */
 async function ask(path) {
+  /** @type {Record<string, string>} */
   const headers = token === null ? {} : { Authorization: `Bearer ${token}` };
   const response = await fetch(path, { headers, cache: 'no-store' });
   if (response.ok) return response.json();
