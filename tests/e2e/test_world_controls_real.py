@@ -26,14 +26,18 @@ from server.uploads import decode_image
 from server.worker import Worker
 from server.worker_client import WorkerClient, WorkerPolicy
 from tests.support.lingbot_checkpoint import golden_prompt, write_case_files, write_golden_checkpoint
-from tests.support.lingbot_golden import manifest, official_seed, tensors
+from tests.support.lingbot_golden import manifest, tensors
 from tests.support.server_client import Chunk, WorldSocket, image_field, running
 from worldmodel.catalog import clip_planner, control_parser
 from worldmodel.clips import ClipWish
 from worldmodel.messages import Control, ControlEvent, MediaFormat
 
 MODEL = "lingbot_world_v2"
-NUM_CHUNKS, CHUNK_FRAMES = 4, 3
+WORKER = "tests.support.golden_noise_worker"
+SEED = 7
+LATENTS = tensors("case9_end_to_end_official")["latents"]
+CHUNK_FRAMES: int = manifest()["end_to_end"]["chunk"]
+NUM_CHUNKS = LATENTS.shape[1] // CHUNK_FRAMES
 GOLDEN_TOLERANCE = 1e-4
 RESAMPLED_TOLERANCE = 1e-5
 """The command takes each pose by interpolation that hits it, a session by its index."""
@@ -60,7 +64,7 @@ class Served:
 
     async def steer(self, sent: Sent, *, after_chunks: int = 0, format: str = "latent") -> Steered:
         """Run a session of four chunks or more, until all of what is sent after some chunks has been applied."""
-        start = {"prompt": golden_prompt(), "image": image_field(self.image_file), "seed": official_seed()}
+        start = {"prompt": golden_prompt(), "image": image_field(self.image_file), "seed": SEED}
         chunks: list[Chunk] = []
         async with await WorldSocket.open(self.url) as socket:
             await socket.send("session.start", protocol=1, format=format, **start)
@@ -81,7 +85,7 @@ class Served:
         image = decode_image(self.image_file, limits=self.config.limits, field="image")
         job = GenerateJob(
             prompt=golden_prompt(),
-            seed=official_seed(),
+            seed=SEED,
             image=image.size,
             image_rgb=image.pixels,
             steps=tuple(steps),
@@ -115,7 +119,10 @@ class Steered:
         return steps
 
     def latents(self) -> list[Array]:
-        return [np.frombuffer(chunk.payload, np.float32).reshape(16, CHUNK_FRAMES, 4, 6) for chunk in self.chunks]
+        channels, _, *grid = LATENTS.shape
+        return [
+            np.frombuffer(chunk.payload, np.float32).reshape(channels, CHUNK_FRAMES, *grid) for chunk in self.chunks
+        ]
 
     def poses(self) -> npt.NDArray[np.float64]:
         """Return the camera behind every chunk."""
@@ -151,8 +158,6 @@ async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serv
     (root / "link").symlink_to(folder / "outside")
     options: dict[str, object] = {
         "sampler": "official",
-        "noise_layout": "official_whole_clip",
-        "noise_clip_latent_frames": NUM_CHUNKS * CHUNK_FRAMES,
         "camera_root": str(root),
     }
     model = ModelSection(
@@ -169,7 +174,7 @@ async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serv
         worker=WorkerSection(cpu_threads=1),
         kvcache=KVCacheSection(requested_sessions=1),
     )
-    worker = WorkerClient(start_message(config), WorkerPolicy.from_config(config))
+    worker = WorkerClient(start_message(config), WorkerPolicy.from_config(config), module=WORKER)
     async with running(create_app(config, worker=worker), config) as url:
         await worker.wait_ready()
         yield Served(url=url, worker=worker, config=config, root=root)
@@ -180,17 +185,17 @@ async def test_a_camera_folder_gives_the_golden_latents_and_those_of_the_command
     steered = await served.steer(sent)
     assert steered.applied == {0: 0}
     assert_equal(steered.latents(), await served.clip(steered.steps(sent)))
-    golden = tensors("case9_end_to_end_official")["latents"].numpy()
     found = np.concatenate(steered.latents()[:NUM_CHUNKS], axis=1)
-    np.testing.assert_allclose(found, golden, atol=GOLDEN_TOLERANCE, rtol=0)
+    np.testing.assert_allclose(found, LATENTS.numpy(), atol=GOLDEN_TOLERANCE, rtol=0)
+    image = decode_image(served.image_file, limits=served.config.limits, field="image")
     wish = ClipWish(
         checkpoint=served.config.model.checkpoint,
         options=served.config.model.options,
         width=served.config.model.width,
         height=served.config.model.height,
-        image_width=96,
-        image_height=64,
-        num_media_frames=9 + 12 * (NUM_CHUNKS - 1),
+        image_width=image.size.width,
+        image_height=image.size.height,
+        num_media_frames=manifest()["end_to_end"]["frames"],
         camera_folder=served.root / "paths" / "case",
     )
     opening = GenerateStep(events=(ControlEvent(event_id=0, controls=clip_planner(MODEL)(wish).controls),))

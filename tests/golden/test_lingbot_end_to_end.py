@@ -14,10 +14,12 @@ import numpy as np
 import pytest
 import torch
 
+import worldmodel.lingbot.noise
 from kvcache.cache import KVCache
 from kvcache.transaction import ChunkTransaction
 from tests.support.lingbot_camera import relative_path
-from tests.support.lingbot_golden import assert_close, load_json, manifest, official_seed, tensors
+from tests.support.lingbot_golden import assert_close, load_json, manifest, tensors
+from tests.support.lingbot_golden_noise import GivenNoise, stored_chunks
 from tests.support.lingbot_network import SESSION, open_cache, transformer, transformer_config
 from worldmodel.adapter import SessionOpening
 from worldmodel.lingbot.adapter import LingBotAdapter
@@ -25,7 +27,7 @@ from worldmodel.lingbot.camera import CameraEmbedding, pack, rays
 from worldmodel.lingbot.condition import next_condition, start_condition
 from worldmodel.lingbot.config import OFFICIAL_HEIGHT, OFFICIAL_WIDTH, LingBotOptions, Sampler
 from worldmodel.lingbot.controls import parse_control
-from worldmodel.lingbot.noise import NoiseState, WholeClipNoise
+from worldmodel.lingbot.noise import WholeClipNoise
 from worldmodel.lingbot.pipeline import ChunkSampler
 from worldmodel.lingbot.trajectory import CameraClip, resample, trajectory_control
 from worldmodel.lingbot.transformer import ChunkInputs, LingBotTransformer
@@ -215,35 +217,29 @@ def test_lingbot_end_to_end_frames(generated: Generated, golden: dict[str, torch
         assert_close(generated.frames[:, first : last + 1], golden[name], TOLERANCE, name)
 
 
-def test_lingbot_official_noise_layout_draws_the_stored_noise(golden: dict[str, torch.Tensor]) -> None:
-    num_steps, frames = 4, manifest()["end_to_end"]["chunk"]
+def test_lingbot_official_noise_layout_gives_each_chunk_the_stored_noise(
+    golden: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hand out the stored numbers as the official routine draws them: the clip at once, then chunk by chunk."""
+    num_steps = len(official_table(manifest()["end_to_end"]["flow_shift"]))
     channels, num_latent_frames, *grid = golden["noise_all"].shape
+    drawn = iter([golden["noise_all"], *golden["renoise"]])
+
+    def draw(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+        numbers = next(drawn)
+        assert tuple(numbers.shape) == tuple(shape)
+        return numbers
+
+    monkeypatch.setattr(worldmodel.lingbot.noise, "_normal", draw)
     source = WholeClipNoise(device=torch.device("cpu"), num_draws=num_steps, clip_latent_frames=num_latent_frames)
-    state = source.start(official_seed())
-    for index in range(num_latent_frames // frames):
-        draws, state = source.draw(state, (channels, frames, *grid))
-        assert torch.equal(draws[0], golden["noise_all"].split(frames, dim=1)[index])
-        assert torch.equal(torch.stack(draws[1:]), golden["renoise"].split(num_steps - 1)[index])
+    state = source.start(0)
+    for stored in stored_chunks(num_steps):
+        draws, state = source.draw(state, (channels, stored[0].shape[1], *grid))
+        assert all(torch.equal(got, want) for got, want in zip(draws, stored, strict=True))
+    assert next(drawn, None) is None
 
 
 # ---------------------------------------------------------------- through the adapter
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GivenNoise:
-    """The stored noise in place of a generator; its state is the index of the next chunk."""
-
-    golden: dict[str, torch.Tensor]
-    num_steps: int
-
-    def start(self, seed: int) -> NoiseState:
-        return NoiseState(generator_state=torch.tensor(0))
-
-    def draw(self, state: NoiseState, shape_CFYX: tuple[int, ...]) -> tuple[tuple[torch.Tensor, ...], NoiseState]:
-        index, frames = int(state.generator_state), shape_CFYX[1]
-        renoise = self.golden["renoise"].split(self.num_steps - 1)[index]
-        first = self.golden["noise_all"].split(frames, dim=1)[index]
-        return (first, *renoise), NoiseState(generator_state=torch.tensor(index + 1))
 
 
 class GivenText:
@@ -272,7 +268,7 @@ def build_adapter(golden: dict[str, torch.Tensor]) -> LingBotAdapter:
         num_parameters=0,
     )
     config = StartWorker(model="lingbot_world_v2", checkpoint="", width=setup["width"], height=setup["height"], fps=16)
-    noise = GivenNoise(golden=golden, num_steps=len(table))
+    noise = GivenNoise(num_steps=len(table))
     return LingBotAdapter(model, table, noise, LingBotOptions(sampler=Sampler.OFFICIAL), config)
 
 
