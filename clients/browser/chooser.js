@@ -55,6 +55,8 @@ export class Chooser {
     this._tiles = [...tiles, own];
     for (const tile of this._tiles) tile.setAttribute('role', 'radio');
     byId('tiles').replaceChildren(...this._tiles);
+    // Whole rows where that can be.
+    byId('tiles').classList.toggle('by-three', images.length % 4 !== 0 && images.length % 3 === 0);
     if (images.length > 0) this._pick(0, { kind: 'offered', image: images[0] });
   }
 
@@ -64,7 +66,7 @@ export class Chooser {
     byId('chooser-cancel').onclick = cancel;
     show('chooser');
     byId('begin').disabled = false;
-    byId('begin').focus();
+    byId('begin').focus({ preventScroll: true });
   }
 
   /** @param {import('./info.js').StartImage} image */
