@@ -56,6 +56,11 @@ def browser() -> Browser:
 
 
 @pytest.fixture
+def context() -> BrowserContext:
+    return shared.context
+
+
+@pytest.fixture
 def standin() -> StandIn:
     shared.standin.renew()
     return shared.standin
@@ -76,6 +81,5 @@ def page(standin: StandIn) -> Iterator[WatchedPage]:
     watched = WatchedPage(shared.context, standin.url)
     yield watched
     complaints = list(watched.complaints)
-    watched.page.evaluate("localStorage.clear()")
     watched.close()
     assert complaints == []

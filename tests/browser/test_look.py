@@ -7,7 +7,7 @@ import re
 
 import pytest
 from PIL import Image
-from playwright.sync_api import Browser
+from playwright.sync_api import BrowserContext
 
 from tests.support.browser_chromium import WatchedPage
 from tests.support.browser_standin import WATCH_TOKEN, StandIn
@@ -52,20 +52,21 @@ def test_settings_act_at_once_and_outlive_a_reload(page: WatchedPage) -> None:
     assert page.read("document.querySelector('#hud').open")
 
 
-def test_the_page_follows_the_system_in_light_and_in_stillness(standin: StandIn, browser: Browser) -> None:
-    page = WatchedPage(browser, standin.url, color_scheme="light", reduced_motion="reduce")
+def test_the_page_follows_the_system_in_light_and_in_stillness(standin: StandIn, context: BrowserContext) -> None:
+    page = WatchedPage(context, standin.url)
+    page.page.emulate_media(color_scheme="light", reduced_motion="reduce")
     page.page.wait_for_selector("#chooser")
     assert page.read(GROUND) == LIGHT
     assert page.read("getComputedStyle(document.querySelector('#chooser')).animationDuration") == "0.001s"
     page.close()
 
 
-def test_where_webcodecs_is_missing_the_choice_is_off_and_says_why(standin: StandIn, browser: Browser) -> None:
+def test_where_webcodecs_is_missing_the_choice_is_off_and_says_why(standin: StandIn, context: BrowserContext) -> None:
     chosen = """
       delete window.VideoDecoder;
       localStorage.setItem('worldserve.preferences', '{"format": "h264"}');
     """
-    page = WatchedPage(browser, standin.url, before=chosen)
+    page = WatchedPage(context, standin.url, before=chosen)
     page.begin()
     page.page.click("#settings-open")
     assert page.page.is_disabled("#settings [value=h264]")
@@ -75,7 +76,7 @@ def test_where_webcodecs_is_missing_the_choice_is_off_and_says_why(standin: Stan
 
 
 def test_the_map_shows_where_the_camera_is_to_spectators_too(
-    standin: StandIn, page: WatchedPage, browser: Browser
+    standin: StandIn, page: WatchedPage, context: BrowserContext
 ) -> None:
     page.begin()
     page.page.keyboard.down("w")
@@ -89,7 +90,7 @@ def test_the_map_shows_where_the_camera_is_to_spectators_too(
     assert page.page.evaluate(LIGHTHOUSE) > 50
     page.page.keyboard.up("w")
     page.page.keyboard.up("l")
-    watching = WatchedPage(browser, f"{standin.url}/#watch={WATCH_TOKEN}")
+    watching = WatchedPage(context, f"{standin.url}/#watch={WATCH_TOKEN}")
     watching.wait_for_picture()
     watching.page.wait_for_function(f"() => ({LIGHTHOUSE})() > 50")
     watching.close()

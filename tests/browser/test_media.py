@@ -7,7 +7,7 @@ import itertools
 
 import av
 import pytest
-from playwright.sync_api import Browser
+from playwright.sync_api import BrowserContext
 
 from tests.support.browser_chromium import WatchedPage
 from tests.support.browser_standin import FPS, RESUME_TOKEN, StandIn
@@ -79,8 +79,8 @@ def test_a_spoiled_chunk_costs_a_new_epoch_and_no_more(standin: StandIn, page: W
     assert len(times(page)) > 9 + 12
 
 
-def test_a_full_buffer_makes_room_and_plays_on(standin: StandIn, browser: Browser) -> None:
-    page = WatchedPage(browser, standin.url, before=FULL_ONCE)
+def test_a_full_buffer_makes_room_and_plays_on(standin: StandIn, context: BrowserContext) -> None:
+    page = WatchedPage(context, standin.url, before=FULL_ONCE)
     page.begin()
     page.wait("window.timesFull === 1")
     newest = page.read("app.player.segments.at(-1).chunkIndex")
@@ -105,7 +105,7 @@ def test_a_tab_that_comes_back_goes_to_the_newest_chunk(standin: StandIn, page: 
     page.wait("app.world.shown.chunkIndex >= argument", page.read("app.player.segments.at(-1).chunkIndex") + 3)
 
 
-def test_a_hidden_tab_reports_what_would_be_seen(standin: StandIn, browser: Browser) -> None:
+def test_a_hidden_tab_reports_what_would_be_seen(standin: StandIn, context: BrowserContext) -> None:
     """Without animation frames the canvas is not drawn to, and the world goes on all the same."""
     hide = """
       window.isHidden = false;
@@ -119,7 +119,7 @@ def test_a_hidden_tab_reports_what_would_be_seen(standin: StandIn, browser: Brow
         document.dispatchEvent(new Event('visibilitychange'));
       };
     """
-    page = WatchedPage(browser, standin.url, before=hide)
+    page = WatchedPage(context, standin.url, before=hide)
     page.read("app.viewer.settings.set('format', 'h264')")
     page.begin()
     page.page.evaluate("window.isHidden = true")

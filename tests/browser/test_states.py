@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from playwright.sync_api import Browser
+from playwright.sync_api import BrowserContext
 
 from tests.support.browser_chromium import WatchedPage
 from tests.support.browser_standin import RESUME_TOKEN, WATCH_TOKEN, StandIn
@@ -11,13 +11,13 @@ from tests.support.browser_standin import RESUME_TOKEN, WATCH_TOKEN, StandIn
 pytestmark = pytest.mark.browser
 
 
-def test_loading_shows_each_stage_and_then_offers_the_worlds(standin: StandIn, browser: Browser) -> None:
+def test_loading_shows_each_stage_and_then_offers_the_worlds(standin: StandIn, context: BrowserContext) -> None:
     standin.script.info |= {
         "ready": False,
         "status": "loading",
         "load": {"stage": "vae", "fraction": 0.4, "detail": ""},
     }
-    page = WatchedPage(browser, standin.url)
+    page = WatchedPage(context, standin.url)
     page.page.wait_for_selector("#loading-stages [aria-current]")
     assert page.page.inner_text("#loading-stages [aria-current]").split("\n") == ["Load the video decoder", "40 %"]
     assert page.page.get_attribute("#loading-bar", "aria-valuenow") == "49"
@@ -28,9 +28,9 @@ def test_loading_shows_each_stage_and_then_offers_the_worlds(standin: StandIn, b
     page.close()
 
 
-def test_a_model_that_cannot_be_served_is_said_in_words(standin: StandIn, browser: Browser) -> None:
+def test_a_model_that_cannot_be_served_is_said_in_words(standin: StandIn, context: BrowserContext) -> None:
     standin.script.info |= {"ready": False, "status": "failed", "error": "the checkpoint has no vae folder"}
-    page = WatchedPage(browser, standin.url)
+    page = WatchedPage(context, standin.url)
     page.page.wait_for_selector("#trouble")
     assert page.page.inner_text("#trouble-text") == "The checkpoint has no vae folder."
     page.close()
@@ -76,8 +76,8 @@ def test_the_card_of_the_link_says_what_is_known_and_copies_it_without_secrets(p
     assert page.page.locator("#link-card").is_hidden()
 
 
-def test_without_a_clipboard_the_text_is_shown(standin: StandIn, browser: Browser) -> None:
-    page = WatchedPage(browser, standin.url, before="delete Navigator.prototype.clipboard")
+def test_without_a_clipboard_the_text_is_shown(standin: StandIn, context: BrowserContext) -> None:
+    page = WatchedPage(context, standin.url, before="delete Navigator.prototype.clipboard")
     page.begin()
     page.page.click("#share")
     page.page.wait_for_selector("#copy[open]")
@@ -112,13 +112,15 @@ def test_a_world_that_died_with_its_worker_starts_again_as_it_was(
     assert again["prompt"] == "the town in night"
 
 
-def test_a_spectator_sees_the_world_and_steers_nothing(standin: StandIn, page: WatchedPage, browser: Browser) -> None:
+def test_a_spectator_sees_the_world_and_steers_nothing(
+    standin: StandIn, page: WatchedPage, context: BrowserContext
+) -> None:
     page.begin()
     page.page.click("#share")
     page.page.wait_for_selector("#share >> text=Copied")
     address = page.read("navigator.clipboard.readText()")
     page.wait("app.world.shown.chunkIndex >= 2")
-    watching = WatchedPage(browser, address)
+    watching = WatchedPage(context, address)
     watching.wait_for_picture()
     assert standin.script.starts[-1] == {"type": "session.watch", "protocol": 1, "watch_token": WATCH_TOKEN}
     assert watching.read("app.world.shown.chunkIndex") >= 3
@@ -136,9 +138,9 @@ def test_a_spectator_sees_the_world_and_steers_nothing(standin: StandIn, page: W
     watching.close()
 
 
-def test_a_world_that_is_gone_cannot_be_watched(standin: StandIn, browser: Browser) -> None:
+def test_a_world_that_is_gone_cannot_be_watched(standin: StandIn, context: BrowserContext) -> None:
     standin.script.refuse = {"code": "bad_watch_token", "message": "no session has this watch token"}
-    page = WatchedPage(browser, f"{standin.url}/#watch=other")
+    page = WatchedPage(context, f"{standin.url}/#watch=other")
     page.page.wait_for_selector("#trouble >> text=This world is gone")
     page.page.click("#trouble-new")
     page.page.wait_for_selector("#chooser")
