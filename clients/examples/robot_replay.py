@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import sys
 import time
+import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Sequence
@@ -21,6 +24,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import numpy.typing as npt
+from websockets.exceptions import InvalidStatus, WebSocketException
 from websockets.sync.client import connect
 
 from server.wire.robot_arrays import pack_message, unpack_message
@@ -35,8 +39,19 @@ FIRST_LABEL_GAP = 70
 
 _HTTP_SCHEMES = {"ws": "http", "wss": "https"}
 
+REASONS = {
+    401: "the server wants a token, or another one: --token",
+    403: "the server does not allow it, or has nothing for robots at this path",
+    404: "no robot model is served there",
+}
+"""What a refusal by its status means here, in front of the server's own words."""
+
 Actions = npt.NDArray[np.float32]
 Picture = npt.NDArray[np.uint8]
+
+
+class ReplayFailed(Exception):
+    """Say in one line why there is nothing to draw."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,13 +74,26 @@ class Call:
 
 
 def describe(url: str, token: str | None) -> Robot:
-    """Ask the server what its robot model takes. `url` is the WebSocket's."""
+    """Ask the server what its robot model takes. `url` is the WebSocket's. Raises `ReplayFailed`."""
     parts = urlsplit(url)
     request = urllib.request.Request(f"{_HTTP_SCHEMES[parts.scheme]}://{parts.netloc}/v1/robot")
     if token is not None:
         request.add_header("Authorization", f"Bearer {token}")
-    with urllib.request.urlopen(request, timeout=30) as answer:
-        told: dict[str, Any] = json.load(answer)
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return _robot(json.load(answer))
+    except urllib.error.HTTPError as error:
+        with error:
+            raise _refused(error.code, error.read()) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise ReplayFailed(f"what answers at {parts.netloc} is no worldserve") from error
+    except OSError as error:
+        cause = error.reason if isinstance(error, urllib.error.URLError) else error
+        reason = cause.strerror if isinstance(cause, OSError) else None
+        raise ReplayFailed(f"nothing answers at {parts.netloc}: {reason or cause}") from error
+
+
+def _robot(told: dict[str, Any]) -> Robot:
     height, width = told["config"]["image_resolution"]
     return Robot(
         cameras=tuple(told["cameras"]),
@@ -101,8 +129,17 @@ def observe(robot: Robot, poses: Sequence[npt.NDArray[np.float64]]) -> dict[str,
 
 
 def replay(url: str, *, num_calls: int, prompt: str, token: str | None = None) -> list[Call]:
-    """Run the robot in an episode of its own and return its calls. Raises `RuntimeError` with what the server said."""
+    """Run the robot in an episode of its own and return its calls. Raises `ReplayFailed` with what the server said."""
     robot = describe(url, token)
+    try:
+        return _calls(url, robot, num_calls=num_calls, prompt=prompt, token=token)
+    except InvalidStatus as error:
+        raise _refused(error.response.status_code, error.response.body or b"") from error
+    except (WebSocketException, OSError) as error:
+        raise ReplayFailed(f"the connection to {url} broke: {error}") from error
+
+
+def _calls(url: str, robot: Robot, *, num_calls: int, prompt: str, token: str | None) -> list[Call]:
     headers = {} if token is None else {"Authorization": f"Api-Key {token}"}
     poses = [np.zeros(sum(num_dims for _, num_dims in robot.states))]
     calls: list[Call] = []
@@ -126,8 +163,19 @@ def replay(url: str, *, num_calls: int, prompt: str, token: str | None = None) -
 def _read(frame: str | bytes) -> Any:
     message = frame if isinstance(frame, str) else unpack_message(frame)
     if isinstance(message, str) or (isinstance(message, dict) and message.get("type") == "error"):
-        raise RuntimeError(f"the server said: {message if isinstance(message, str) else message['message']}")
+        raise ReplayFailed(f"the server said: {message if isinstance(message, str) else message['message']}")
     return message
+
+
+def _refused(status: int, body: bytes) -> ReplayFailed:
+    """Put a refusal into one line: what the status means here, and the message of an error of ours, if it is one."""
+    text = body.decode(errors="replace").strip()
+    try:
+        said = str(json.loads(text)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        said = "" if text.startswith("<") else text.partition("\n")[0][:200]
+    reason = REASONS.get(status, "the server refused")
+    return ReplayFailed(f"{reason} (HTTP {status}{': ' if said else ''}{said})")
 
 
 # ---------------------------------------------------------------- the drawing
@@ -209,24 +257,44 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def _writable(text: str) -> Path:
+    """Refuse a file that can't be written now, and not after all calls were made."""
+    file = Path(text)
+    if file.is_dir() or not file.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"expected a file in a folder that exists, got {text!r}")
+    if not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text!r} can't be written")
+    return file
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run and draw. Returns the exit code: 0, or 1 with a line on standard error that says why nothing was drawn."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("url", nargs="?", type=_websocket_url, default="ws://127.0.0.1:8000/v1/robot")
     parser.add_argument("--calls", type=_positive, default=8)
     parser.add_argument("--prompt", default="put the cup on the plate")
     parser.add_argument("--token")
-    parser.add_argument("--out", type=Path, default=Path("actions.svg"))
+    parser.add_argument("--out", type=_writable, default="actions.svg")
     chosen = parser.parse_args(arguments)
-    calls = replay(chosen.url, num_calls=chosen.calls, prompt=chosen.prompt, token=chosen.token)
+    try:
+        calls = replay(chosen.url, num_calls=chosen.calls, prompt=chosen.prompt, token=chosen.token)
+        _report(calls, chosen.prompt, chosen.out)
+    except (ReplayFailed, OSError) as error:
+        print(f"robot_replay: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _report(calls: Sequence[Call], prompt: str, out: Path) -> None:
     for index, call in enumerate(calls):
         timing = call.server_timing
         print(
             f"call {index}: {call.actions.shape[0]} actions in {call.total_ms:.0f} ms "
             f"(queue {timing['queue_ms']:.0f}, worker {timing['infer_ms']:.0f})"
         )
-    chosen.out.write_text(draw(calls, f"{len(calls)} calls: {chosen.prompt}"), encoding="utf-8")
-    print(f"drawn in {chosen.out}")
+    out.write_text(draw(calls, f"{len(calls)} calls: {prompt}"), encoding="utf-8")
+    print(f"drawn in {out}")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -211,7 +211,7 @@ def test_the_example_draws_what_a_robot_was_told(
     server: ServerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     drawing = tmp_path / "actions.svg"
-    robot_replay.main([websocket(server, OFFICIAL), "--calls", "3", "--out", str(drawing)])
+    assert robot_replay.main([websocket(server, OFFICIAL), "--calls", "3", "--out", str(drawing)]) == 0
     assert ElementTree.parse(drawing).getroot().tag == "{http://www.w3.org/2000/svg}svg"
     told = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in told[:3]] == ["call 0", "call 1", "call 2"]

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -76,6 +83,8 @@ def test_an_observation_has_all_cameras_and_the_last_pose(num_frames: int) -> No
         (["http://127.0.0.1:1/v1/robot"], "url: expected ws://HOST:PORT/PATH or wss://..., got 'http://127.0.0.1:1/"),
         (["127.0.0.1:8000"], "url: expected ws://HOST:PORT/PATH or wss://..., got '127.0.0.1:8000'"),
         (["ws:///v1/robot"], "url: expected ws://HOST:PORT/PATH or wss://..., got 'ws:///v1/robot'"),
+        (["--out", "nowhere/a.svg"], "--out: expected a file in a folder that exists, got 'nowhere/a.svg'"),
+        (["--out", "."], "--out: expected a file in a folder that exists, got '.'"),
     ],
 )
 def test_a_wrong_call_is_said(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,3 +92,81 @@ def test_a_wrong_call_is_said(arguments: list[str], said: str, capsys: pytest.Ca
         main(arguments)
     assert caught.value.code == 2
     assert said in capsys.readouterr().err
+
+
+class Answers(BaseHTTPRequestHandler):
+    """Answers every GET alike, but a WebSocket handshake, where that is given, in its own way."""
+
+    protocol_version = "HTTP/1.1"
+    get: tuple[int, str] = (200, "")
+    handshake: tuple[int, str] | None = None
+
+    def do_GET(self) -> None:
+        is_handshake = self.headers["Upgrade"] is not None and self.handshake is not None
+        status, text = self.handshake if is_handshake and self.handshake is not None else self.get
+        body = text.encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None: ...
+
+
+@contextmanager
+def answering(get: tuple[int, str], handshake: tuple[int, str] | None) -> Iterator[str]:
+    handler = type("Given", (Answers,), {"get": get, "handshake": handshake})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"ws://127.0.0.1:{server.server_port}/v1/robot"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+TOLD = json.dumps({"config": {"image_resolution": [18, 32]}, "cameras": ["a"], "states": []})
+
+
+@pytest.mark.parametrize(
+    ("get", "handshake", "said"),
+    [
+        (
+            (401, '{"error": {"code": "unauthorized", "message": "a token is needed"}}'),
+            None,
+            "the server wants a token, or another one: --token (HTTP 401: a token is needed)",
+        ),
+        ((404, '{"detail":"Not Found"}'), None, 'no robot model is served there (HTTP 404: {"detail":"Not Found"})'),
+        ((500, "<html>"), None, "the server refused (HTTP 500)"),
+        ((200, "<html>"), None, " is no worldserve"),
+        ((200, '{"another": "server"}'), None, " is no worldserve"),
+        (
+            (200, TOLD),
+            (403, "not from here"),
+            "the server does not allow it, or has nothing for robots at this path (HTTP 403: not from here)",
+        ),
+        ((200, TOLD), (200, "hello"), "(HTTP 200: hello)"),
+    ],
+)
+def test_a_server_that_refuses_is_one_line(
+    get: tuple[int, str],
+    handshake: tuple[int, str] | None,
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    with answering(get, handshake) as url:
+        assert main([url, "--out", str(tmp_path / "a.svg")]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("robot_replay: ")
+    assert line.endswith(said)
+
+
+def test_a_server_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with answering((200, ""), None) as url:
+        pass
+    assert main([url, "--out", str(tmp_path / "a.svg")]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"robot_replay: nothing answers at 127\.0\.0\.1:\d+: Connection refused", line)
