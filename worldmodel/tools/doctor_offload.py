@@ -1,13 +1,13 @@
 """What `doctor` says of streamed weights: the plan, and how long a chunk takes at the measured rates of this host.
 
-Copying is measured with a buffer of 256 MiB, computing with one matrix product; both are given back. Decoding, norms
-and the start of kernels come on top, so that a chunk takes no less than what is said.
+Copying is measured with a buffer of 256 MiB, computing with one matrix product of each number format; all are given
+back. Decoding, norms and the start of kernels come on top, so that a chunk takes no less than what is said.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -19,7 +19,7 @@ from offload.link import measure_link
 from offload.residency import ResidencyPlan
 from worldmodel.errors import LoadFailed
 from worldmodel.kernels.fused_layer import FusedFormat
-from worldmodel.kernels.layer_ops import PlainOps
+from worldmodel.kernels.layer_ops import FP8, PlainOps
 from worldmodel.lingbot.config import LingBotOptions
 from worldmodel.lingbot.empty_model import EmptyModel, build_empty, open_any
 from worldmodel.lingbot.layer_parts import USES_PER_CHUNK, is_streamed_name
@@ -76,12 +76,11 @@ def predict(start: StartWorker) -> Forecast:
         free_bytes = torch.cuda.mem_get_info(device)[0] - _loaded_bytes(empty, precision_plan(start.precision))
     residency = _plan(start, empty, kv, free_bytes)
     link = measure_link(device)
-    rate = _product_rate(device, precision_plan(start.precision).linear)
     return Forecast(
         residency=residency,
         link_bytes_per_s=link,
         copy_ms=residency.copy_ms(link),
-        compute_ms=1000 * chunk_flop(empty, kv) / rate,
+        compute_ms=1000 * _compute_s(chunk_work(empty, kv), precision_plan(start.precision), device),
     )
 
 
@@ -108,17 +107,37 @@ def streamed_needs(start: StartWorker, needs: Needs) -> Needs:
     )
 
 
-def chunk_flop(empty: EmptyModel, kv: KVSpec) -> float:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkWork:
+    """Operations of a chunk: the layers' large linears, attention, and the linears of the camera."""
+
+    linears_flop: float
+    attention_flop: float
+    camera_flop: float
+
+
+def chunk_work(empty: EmptyModel, kv: KVSpec) -> ChunkWork:
     """Count the operations of a chunk with a full window: five forwards, the camera once, no decoding."""
     config = empty.transformer.config
     tokens = config.latent_frames_per_chunk * kv.tokens_per_latent_frame
     visible = config.sink_latent_frames + (config.window_latent_frames or config.latent_frames_per_chunk)
     keys = visible * kv.tokens_per_latent_frame + config.text_rows
     width = config.width
-    linears = 2 * tokens * width * (6 * width + 2 * config.ffn_dim)
-    camera = 2 * tokens * width * 4 * width
-    forward = linears + 4 * tokens * keys * width
-    return config.num_layers * (USES_PER_CHUNK["forward"] * forward + camera)
+    forwards = config.num_layers * USES_PER_CHUNK["forward"]
+    return ChunkWork(
+        linears_flop=forwards * 2 * tokens * width * (6 * width + 2 * config.ffn_dim),
+        attention_flop=forwards * 4 * tokens * keys * width,
+        camera_flop=config.num_layers * 2 * tokens * width * 4 * width,
+    )
+
+
+def _compute_s(work: ChunkWork, plan: PrecisionPlan, device: torch.device) -> float:
+    """Return how long a chunk's products take at the rates of this device. A CPU widens float8: no rate of its own."""
+    rate = _product_rate(device, plan.linear)
+    fast = _product_rate(device, FP8) if plan.quantizes_linears and device.type == "cuda" else rate
+    linears_s = work.linears_flop / fast
+    attention_s = work.attention_flop / (fast if plan.quantizes_kv else rate)
+    return linears_s + attention_s + work.camera_flop / rate
 
 
 def _empty(start: StartWorker) -> EmptyModel:
@@ -165,13 +184,22 @@ def _plan(start: StartWorker, empty: EmptyModel, kv: KVSpec, free_bytes: int | N
 def _product_rate(device: torch.device, dtype: torch.dtype) -> float:
     """Return operations a second of a matrix product; smaller on a CPU, where it would take long."""
     size = PRODUCT if device.type == "cuda" else PRODUCT // 8
-    a = torch.ones(size, size, dtype=dtype, device=device)
+    product = _product(torch.ones(size, size, device=device).to(dtype))
     times_s = []
     for _ in range(3):
         started_s = time.perf_counter()
-        product = a @ a
+        product()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         times_s.append(time.perf_counter() - started_s)
-        del product
     return 2 * size**3 / min(times_s)
+
+
+def _product(a_NN: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """Return a product of a square matrix; in float8 that of the layers, with a scale per row."""
+    if a_NN.dtype != FP8:
+        return lambda: a_NN @ a_NN
+    scales_N1 = torch.ones(a_NN.shape[0], 1, device=a_NN.device)
+    return lambda: torch._scaled_mm(
+        a_NN, a_NN.t(), scale_a=scales_N1, scale_b=scales_N1.t(), out_dtype=torch.bfloat16, use_fast_accum=True
+    )

@@ -26,6 +26,7 @@ from worldmodel.messages import StartWorker
 from worldmodel.offload_settings import OffloadSettings
 from worldmodel.tools import doctor, doctor_offload
 from worldmodel.tools.doctor import Check, Status, run_checks
+from worldmodel.wan.precision import precision_plan
 
 
 def start(**changes: object) -> StartWorker:
@@ -260,6 +261,25 @@ def test_streamed_weights_are_planned_and_timed(card: SimpleNamespace, monkeypat
         streamed["offload"].found,
     ), streamed["offload"].found
     assert streamed["memlock"].expected.startswith("47.")
+
+
+def test_float8_is_timed_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates = {torch.bfloat16: 700.0, torch.float8_e4m3fn: 1400.0}
+    monkeypatch.setattr(doctor_offload, "_product_rate", lambda device, dtype: rates[dtype])
+    work = doctor_offload.ChunkWork(linears_flop=7000.0, attention_flop=1400.0, camera_flop=700.0)
+
+    def compute_s(precision: str, device: str) -> float:
+        return doctor_offload._compute_s(work, precision_plan(precision), torch.device(device))
+
+    assert compute_s("bf16", "cuda:0") == 10 + 2 + 1
+    assert compute_s("fp8", "cuda:0") == 5 + 2 + 1
+    assert compute_s("fp8_kv", "cuda:0") == 5 + 1 + 1
+    assert compute_s("fp8_kv", "cpu") == 10 + 2 + 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_rate_of_a_product_is_measured(dtype: torch.dtype) -> None:
+    assert doctor_offload._product_rate(torch.device("cpu"), dtype) > 0
 
 
 def test_streamed_weights_that_do_not_fit_are_told_with_the_numbers(card: SimpleNamespace) -> None:
