@@ -5,7 +5,9 @@ BIN := $(VENV)/bin
 PORT ?= 8000
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-slow lint types imports clean
+.PHONY: install demo test test-slow lint types imports clean
+
+install: $(VENV)/.demo
 
 demo: $(VENV)/.demo
 	$(BIN)/worldserve demo --port $(PORT)

@@ -17,8 +17,8 @@ _READER = JsonReader(code="bad_options", root="options")
 class FakeRobotOptions:
     """Speed and failures of the test robot.
 
-    `chunk_ms` and `load_ms` are how long a chunk and the load take at least. `prompt_commands`: the prompt "!KIND",
-    with a word of `worldmodel.fake_options.FailureKind`, makes its chunk fail that way.
+    `chunk_ms` and `load_ms` are how long a call and the load take at least. `prompt_commands`: the prompt "!KIND", with
+    a word of `worldmodel.fake_options.FailureKind`, makes its call fail that way.
     """
 
     chunk_ms: float = 0.0
