@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from server.config import SessionSection
+from server.session import Phase
 from tests.support.server_scripted import Server, decode, serving
 from worldmodel.errors import TickRolledBack
 
@@ -132,9 +133,10 @@ async def test_a_parked_session_that_is_being_reset_expires_afterwards(server: S
 async def test_idle_and_old_sessions_are_closed(section: SessionSection, reason: str) -> None:
     async with serving(session=section) as server:
         socket = await server.connect()
-        await socket.start()
+        actor = server.context.table.find((await socket.start())["session_id"], None)
         server.clock.now += 3.0
         server.context.table.expire(server.clock.now)
+        assert actor.session.phase is Phase.CLOSING
         assert (await socket.expect("session.closed"))["reason"] == reason
         assert await socket.closed() == 1000
 
