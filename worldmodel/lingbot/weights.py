@@ -99,7 +99,14 @@ def load_model(
 
 
 def _at(stage: LoadStage, progress: ProgressFn) -> Progress:
-    return lambda fraction, detail: progress(stage, fraction, detail)
+    """Report a stage, and log what it took in the end: where there is no terminal nobody sees the rate otherwise."""
+
+    def report(fraction: float, detail: str) -> None:
+        progress(stage, fraction, detail)
+        if fraction == 1.0:
+            logger.info("%s: %s", stage, detail)
+
+    return report
 
 
 def _load_transformer(

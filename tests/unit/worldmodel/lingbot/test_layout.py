@@ -150,6 +150,13 @@ def test_both_layouts_give_bit_identical_models(checkpoints: dict[Layout, Path],
     assert first.num_parameters == second.num_parameters
 
 
+def test_what_each_part_took_is_in_the_log(checkpoints: dict[Layout, Path], caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        load(checkpoints[Layout.DIFFUSERS])
+    for part in ("transformer", "vae", "text_encoder"):
+        assert re.search(rf"{part}: (\d+\.\d) of \1 MB, \d+ MB/s", caplog.text)
+
+
 def test_a_checkpoint_is_the_same_bytes_for_the_same_seed(checkpoints: dict[Layout, Path], tmp_path: Path) -> None:
     def digests(folder: Path) -> dict[str, str]:
         files = (file for file in sorted(folder.rglob("*")) if file.is_file() and file.suffix != ".pth")
