@@ -14,6 +14,8 @@ from fastapi.routing import APIRoute
 from jsonschema import Draft202012Validator
 from websockets.asyncio.server import ServerConnection, serve
 
+from clients.conformance.client_check import RETURN_S
+from clients.conformance.client_judge import CUT_AFTER_CHUNK
 from server import config, errors, robot_rest, robot_routes
 from server.documents import examples, wire_messages
 from server.media.formats import create_stream_encoder
@@ -300,6 +302,12 @@ def test_defaults_in_the_table_of_times_are_those_of_the_configuration() -> None
     for name, value in wanted.items():
         (row,) = [line for line in text.splitlines() if f"{name}`)" in line]
         assert row.split("|")[2].strip().startswith(value), row
+
+
+def test_the_judge_of_clients_does_what_is_said() -> None:
+    text = " ".join(section("Check what you wrote").split())
+    assert f"cuts its link once, behind chunk {CUT_AFTER_CHUNK}." in text
+    assert f"come back within {RETURN_S:g} seconds" in text
 
 
 def test_one_key_moves_as_far_as_is_said() -> None:
