@@ -58,6 +58,16 @@ def test_ids_that_were_used_or_passed_over_are_refused(event_id: int, code: Erro
     assert queue.pending_ids == (4,)
 
 
+def test_the_last_id_in_use_is_stale_even_once_it_is_forgotten() -> None:
+    queue = EventQueue(max_pending=2, first_event_id=0)
+    for event_id in (9, 3):
+        queue.accept(event(event_id))
+    queue.take()
+    queue.accept(event(10))
+    assert (queue.floor, queue.is_remembered(9)) == (9, False)
+    assert refusal(queue, event(9)).code is ErrorCode.STALE
+
+
 def test_duplicate_is_found_before_anything_else_is_checked() -> None:
     queue = EventQueue(max_pending=1, first_event_id=0)
     queue.accept(event(3))
