@@ -134,7 +134,7 @@ def replay(url: str, *, num_calls: int, prompt: str, token: str | None = None) -
     try:
         return _calls(url, robot, num_calls=num_calls, prompt=prompt, token=token)
     except InvalidStatus as error:
-        raise _refused(error.response.status_code, error.response.body or b"") from error
+        raise _refused(error.response.status_code, bytes(error.response.body or b"")) from error
     except (WebSocketException, OSError) as error:
         raise ReplayFailed(f"the connection to {url} broke: {error}") from error
 
