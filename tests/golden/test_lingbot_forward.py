@@ -163,11 +163,11 @@ def test_lingbot_flow_in_bfloat16(golden: dict[str, torch.Tensor], precision: st
 def test_lingbot_official_plan_rounds_where_the_official_code_does(
     golden: dict[str, torch.Tensor], merge_padding: bool
 ) -> None:
-    """Only the sums inside a product differ, as kernels choose; without the rounding all is three times as far away."""
+    """Only the sums inside a product differ, as kernels choose; without the rounding all is much farther away."""
     expected = golden["flow_bf16_autocast_emulated"]
     model = build(golden, "official")
     with begun(model, golden, merge_padding=merge_padding) as chunk:
         flow = forward(model, golden, chunk)
     assert_close(flow, expected, OFFICIAL_TOLERANCE, "flow")
     assert relative_rms(flow, expected) < OFFICIAL_RELATIVE_RMS
-    assert relative_rms(golden["flow"], expected) > 3 * OFFICIAL_RELATIVE_RMS
+    assert relative_rms(flow, expected) < 0.5 * relative_rms(golden["flow"], expected)

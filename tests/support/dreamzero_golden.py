@@ -31,10 +31,14 @@ def golden_dir() -> Path:
     return folder
 
 
-@functools.cache
 def manifest() -> dict[str, Any]:
     """Return `manifest.json`: sizes, cases, calls, and the statistics of the synthetic data set."""
-    content = json.loads((golden_dir() / "manifest.json").read_text(encoding="utf-8"))
+    return _manifest(golden_dir() / "manifest.json")
+
+
+@functools.cache
+def _manifest(path: Path) -> dict[str, Any]:
+    content = json.loads(path.read_text(encoding="utf-8"))
     assert isinstance(content, dict)
     return content
 

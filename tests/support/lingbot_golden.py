@@ -31,10 +31,14 @@ def load_json(name: str) -> Any:
     return json.loads((golden_dir() / name).read_text(encoding="utf-8"))
 
 
-@functools.cache
 def manifest() -> dict[str, Any]:
     """Return `manifest.json`: sizes, schedules, scripts, and shape and dtype of each tensor."""
-    content = load_json("manifest.json")
+    return _manifest(golden_dir() / "manifest.json")
+
+
+@functools.cache
+def _manifest(path: Path) -> dict[str, Any]:
+    content = json.loads(path.read_text(encoding="utf-8"))
     assert isinstance(content, dict)
     return content
 

@@ -5,6 +5,7 @@ Run like `worldmodel.worker`; only where the model's weights come from differs.
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 from worldmodel import catalog, worker
@@ -17,6 +18,8 @@ def create_adapter(start: StartWorker, progress: object) -> object:
     """Build the tiny adapter. torch is imported here, as late as in the real worker."""
     from tests.support.lingbot_tiny import tiny_adapter
 
+    # Its sizes are those of the repository's own set, whichever one golden tests compare with.
+    os.environ.pop("WORLDSERVE_GOLDEN_DIR", None)
     return tiny_adapter(sessions=start.requested_sessions, width=start.width)
 
 
