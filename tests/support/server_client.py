@@ -25,6 +25,9 @@ from server.wire.messages import ChunkHeader
 ANSWER_TIMEOUT_S = 30.0
 """Only there to end a test that hangs."""
 
+EXPECT_TIMEOUT_S = 60.0
+"""The same for a message that does not come while others do, such as chunks."""
+
 
 def png(width: int = 32, height: int = 32, *, format: str = "PNG", mode: str = "RGB") -> bytes:
     buffer = io.BytesIO()
@@ -104,13 +107,14 @@ class WorldSocket:
 
     async def expect(self, type: str, **fields: Any) -> dict[str, Any]:
         """Receive until a message of this type with these fields; an unexpected error fails the test."""
-        while True:
-            message = await self.receive()
-            if isinstance(message, Chunk):
-                continue
-            if message["type"] == type and all(message.get(name) == value for name, value in fields.items()):
-                return message
-            assert message["type"] != "error", message
+        async with asyncio.timeout(EXPECT_TIMEOUT_S):
+            while True:
+                message = await self.receive()
+                if isinstance(message, Chunk):
+                    continue
+                if message["type"] == type and all(message.get(name) == value for name, value in fields.items()):
+                    return message
+                assert message["type"] != "error", message
 
     async def error(self, **fields: Any) -> dict[str, Any]:
         return await self.expect("error", **fields)
