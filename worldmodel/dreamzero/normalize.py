@@ -8,7 +8,7 @@
     binary    x > 0.5                                            n > 0.5
 
 A dimension that never varied keeps its value under q99 and mean_std (q99 clips it too), and becomes 0 under min_max and
-scale. Source: DreamZero official code, its state and action transforms.
+scale; the inverse gives the one value it had. Source: DreamZero official code, its state and action transforms.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Normalizer:
             case NormalizationMode.Q99 | NormalizationMode.MIN_MAX:
                 return (n + 1) / 2 * (high - low) + low
             case NormalizationMode.MEAN_STD:
-                return np.where(high == 0, n, n * high + low)
+                return n * high + low
             case NormalizationMode.SCALE:
                 return n * np.maximum(np.abs(low), np.abs(high))
             case NormalizationMode.BINARY:

@@ -39,6 +39,8 @@ def test_dimensions_that_never_varied() -> None:
     q99 = Normalizer(mode=NormalizationMode.Q99, low=np.array([2.0]), high=np.array([2.0]))
     assert q99.forward(np.array([9.0])) == [1.0]
     assert q99.inverse(np.array([0.5])) == [2.0]
+    mean_std = Normalizer(mode=NormalizationMode.MEAN_STD, low=np.array([2.0]), high=np.array([0.0]))
+    assert mean_std.inverse(np.array([0.5])) == [2.0]
 
 
 def test_statistics_that_do_not_fit_are_named() -> None:
