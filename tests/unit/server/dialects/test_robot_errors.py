@@ -130,7 +130,8 @@ async def test_an_idle_connection_is_closed_with_a_reason() -> None:
 
 
 async def test_a_client_that_waits_for_us_is_not_idle() -> None:
-    async with serving_robots(robot=RobotSection(idle_s=0.02)) as server:
+    # Long enough for the request to come in time on a machine that is busy.
+    async with serving_robots(robot=RobotSection(idle_s=0.5)) as server:
         robot = await server.connect()
         server.worker.hold()
         await robot.send(observation(1))
@@ -138,7 +139,7 @@ async def test_a_client_that_waits_for_us_is_not_idle() -> None:
         async with asyncio.timeout(20):
             for _ in range(20):
                 await (await robot.connection.ping())
-                await asyncio.sleep(0.005)
+                await asyncio.sleep(0.03)
         server.worker.release()
         assert number_of(await robot.receive())[0] == 1
 
