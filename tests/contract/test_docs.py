@@ -31,3 +31,16 @@ def test_readme_has_exactly_two_set_up_commands():
     section = readme.split("## Two commands", 1)[1].split("\n## ", 1)[0]
     commands = [line.split("#")[0].strip() for line in re.findall(r"```\w*\n(.*?)```", section, re.S)[0].splitlines()]
     assert [command for command in commands if command] == ["make demo", "make test"]
+
+
+def test_our_times_in_the_readme_are_measured_ones():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    tables = {"## Models and speed": 3, "## Beside other servers": 2}
+    told = set()
+    for heading, column in tables.items():
+        rows = readme.split(heading, 1)[1].split("\n## ", 1)[0].splitlines()
+        cells = [row.split("|")[column] for row in rows if row.startswith("|")]
+        told |= {number for cell in cells for number in re.findall(r"\b\d{4}(?= ms)", cell)}
+    assert len(told) == 3
+    measured = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
+    assert [number for number in sorted(told) if f"**{number}**" not in measured] == []
