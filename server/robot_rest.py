@@ -154,7 +154,7 @@ async def step_robot_session(session_id: str, request: Request) -> RobotStepResu
     """
     context, owner = context_of(request), authorize(request)
     actor = _rest_session(context, session_id, owner)
-    step_id, run, observation = await _read_step(request, context)
+    step_id, run, observation = await _read_step(request, context, session_id)
     answer = await actor.submit(observation, step_id=step_id, run=run).answer()
     if _wants_msgpack(request):
         packed = pack_step_answer(
@@ -241,7 +241,7 @@ def _activity(actor: RobotActor, now: float) -> RobotActivityView:
 # ---------------------------------------------------------------- bodies
 
 
-async def _read_step(request: Request, context: ServerContext) -> tuple[int, int | None, Observation]:
+async def _read_step(request: Request, context: ServerContext, session_id: str) -> tuple[int, int | None, Observation]:
     """Return step id, run and observation of a step in either form. Raises `ServerError`."""
     require_content_type(request, JSON_TYPE, *MSGPACK_TYPES)
     limits = context.config.limits
@@ -256,6 +256,9 @@ async def _read_step(request: Request, context: ServerContext) -> tuple[int, int
         raise BadInput(ErrorCode.BAD_MESSAGE, str(error), field=error.field) from error
     if not isinstance(packed, InferRequest):
         raise BadInput(ErrorCode.BAD_MESSAGE, "endpoint: a reset has an address of its own", field="endpoint")
+    if packed.session_id not in (None, session_id):
+        text = f"session_id: the step is for {packed.session_id!r}, its address for {session_id!r}"
+        raise BadInput(ErrorCode.BAD_MESSAGE, text, field="session_id")
     if packed.step_id is None:
         raise BadInput(ErrorCode.BAD_MESSAGE, "step_id: a step needs one", field="step_id")
     return packed.step_id, packed.run, make_observation(packed.prompt, packed.arrays, limits.max_prompt_chars)

@@ -378,6 +378,7 @@ def test_a_wrong_step_is_refused(rest: Rest, body: dict[str, Any], status: int, 
         ("application/msgpack", b"\xc1", 422, "bad_message"),
         ("application/msgpack", pack_message({"endpoint": "reset"}), 422, "bad_message"),
         ("application/x-msgpack", pack_message({"prompt": "go"}), 422, "bad_message"),
+        ("application/msgpack", pack_message({"step_id": 0, "session_id": "another"}), 422, "bad_message"),
     ],
 )
 def test_a_body_of_another_kind_is_refused(rest: Rest, kind: str, content: bytes, status: int, code: str) -> None:
