@@ -7,7 +7,7 @@ count; if they still differ, that is a problem and not a choice.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -93,6 +93,9 @@ class _Finder:
     def _is_ours(self, path: KeyPath) -> bool:
         return any(self._tag in part for part in path)
 
+    def _concerns_us(self, found: Iterable[tuple[KeyPath, object]]) -> bool:
+        return any(self._is_ours(path) for path, _ in found)
+
     def _values(self, key: str, kind: type[T]) -> list[tuple[KeyPath, T]]:
         return [(path, value) for path, table in self._tables if isinstance(value := table.get(key), kind)]
 
@@ -107,11 +110,18 @@ class _Finder:
 
     def _modes(self) -> dict[str, NormalizationMode]:
         by_key: dict[str, list[tuple[KeyPath, str]]] = {}
-        for path, table in self._values("normalization_modes", dict):
+        tables = self._values("normalization_modes", dict)
+        names_ours = self._concerns_us(tables)
+        for path, table in tables:
             for key, word in table.items():
                 by_key.setdefault(str(key), []).append((path, str(word)))
         modes: dict[str, NormalizationMode] = {}
         for key, found in by_key.items():
+            words = _different(found)
+            is_clear = len(words) == 1 and words[0] in tuple(NormalizationMode)
+            if names_ours and not is_clear and not self._concerns_us(found):
+                # Only other robots have this key, and what they say of it is no concern of ours.
+                continue
             word = self._one(f"normalization of {key}", found)
             try:
                 modes[key] = NormalizationMode(str(word))

@@ -83,6 +83,9 @@ def read(tmp_path: Path, content: Any, tag: str = "oxe_droid") -> tuple[Training
     return read_training_config(file, tag, problems), problems
 
 
+MODES = ", ".join(NormalizationMode)
+
+
 def keys(kind: str, *names: str) -> dict[str, Any]:
     return {kind: {"modality_keys": [f"{kind}.{name}" for name in names]}}
 
@@ -127,6 +130,24 @@ def test_the_robots_own_settings_win(tmp_path: Path) -> None:
     assert config.keys == {"state": ("x",)}
     config, problems = read(tmp_path, tree, tag="agibot")
     assert config.keys == {"state": ("y",)}
+
+
+def test_what_other_robots_say_of_their_keys_is_no_problem(tmp_path: Path) -> None:
+    def modes(**words: str) -> dict[str, Any]:
+        return {"normalization_modes": {f"state.{key}": word for key, word in words.items()}}
+
+    tree = {
+        "oxe_droid": modes(x="q99"),
+        "agibot": modes(x="min_max", head="q99", hand="log"),
+        "yam": modes(head="scale"),
+    }
+    config, problems = read(tmp_path, tree)
+    assert not problems
+    assert config.modes == {"state.x": NormalizationMode.Q99}
+    _, problems = read(tmp_path, tree, tag="agibot")
+    assert problems == ["conf.yaml: normalization of state.hand: expected one of " + MODES + ", got 'log'"]
+    _, problems = read(tmp_path, {"a": modes(head="q99"), "b": modes(head="scale")})
+    assert problems == ["conf.yaml: normalization of state.head stands there with different values: ['q99', 'scale']"]
 
 
 @pytest.mark.parametrize(
