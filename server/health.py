@@ -33,7 +33,11 @@ def not_ready_reason(context: ServerContext) -> str | None:
         return "the scheduler has stopped, which is a bug; the server must be restarted"
     match worker.status:
         case WorkerStatus.READY:
-            return _leak_reason(worker.info, worker.memory) or _tombstone_reason(worker.info, num_tombstones)
+            return (
+                _leak_reason(worker.info, worker.memory)
+                or _orphan_reason(worker.info, worker.memory, table.num_resident)
+                or _tombstone_reason(worker.info, num_tombstones)
+            )
         case WorkerStatus.LOADING:
             progress = worker.progress
             shown = "" if progress is None else f": {progress.stage}, {progress.fraction:.0%}"
@@ -57,6 +61,13 @@ def _leak_reason(info: ModelInfo | None, memory: MemoryStats | None) -> str | No
         f"pages have leaked: {memory.free_pages} of {memory.total_pages} are free with {memory.sessions} sessions, "
         f"and one more needs {needed}"
     )
+
+
+def _orphan_reason(info: ModelInfo | None, memory: MemoryStats | None, num_resident: int) -> str | None:
+    """Notice sessions in the worker that have no place here and would refuse one more: nobody can close them."""
+    if info is None or memory is None or memory.sessions <= num_resident or memory.sessions < info.capacity_sessions:
+        return None
+    return f"the worker holds sessions of nobody ({memory.sessions - num_resident}) and has no room for another"
 
 
 def _tombstone_reason(info: ModelInfo | None, num_tombstones: int) -> str | None:

@@ -17,7 +17,7 @@ from tests.support.server_client import fake_config, image_field
 from tests.support.server_scripted import Server, serving
 from tests.support.server_worker import ScriptedWorker
 from worldmodel.errors import OutcomeUnknown, TickRolledBack
-from worldmodel.messages import LoadStage
+from worldmodel.messages import LoadStage, OpenSession, SessionOpened
 
 DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
 
@@ -83,6 +83,24 @@ async def cannot_release(server: Server) -> None:
     assert [actor.session.phase for actor in server.context.table.all()] == [Phase.CLEANUP_FAILED] * 2
 
 
+async def keeps_what_was_never_opened(server: Server) -> None:
+    """Both opens come to an unknown end behind which the sessions are there, and cannot be closed either."""
+    server.worker.becomes_ready()
+    open_session = server.worker.open_session
+
+    async def open_and_fail(message: OpenSession, image: bytes) -> SessionOpened:
+        await open_session(message, image)
+        raise OutcomeUnknown("stuck")
+
+    server.worker.open_session = open_and_fail  # type: ignore[method-assign]
+    for _ in range(2):
+        socket = await server.connect()
+        server.worker.close_failures.append(OutcomeUnknown("stuck"))
+        await socket.send("session.start", protocol=1, prompt="a town", image=image_field())
+        await socket.error(code="request_refused")
+    assert (len(server.worker.sessions), server.context.table.all()) == (2, ())
+
+
 async def loses_its_scheduler(server: Server) -> None:
     server.worker.becomes_ready()
     (task,) = [task for task in asyncio.all_tasks() if "Scheduler.run" in repr(task)]
@@ -103,6 +121,7 @@ async def shuts_down(server: Server) -> None:
         (is_stopped, "the worker was stopped", "worldserve_worker_ready", {}, 0),
         (leaks, "pages have leaked", "worldserve_pages", {"state": "free"}, 9),
         (cannot_release, "all 2 places are held", "worldserve_sessions", {"state": "cleanup_failed"}, 2),
+        (keeps_what_was_never_opened, "the worker holds sessions of nobody", "worldserve_resident_sessions", {}, 0),
         (loses_its_scheduler, "the scheduler has stopped", "worldserve_chunks_total", {}, 0),
         (shuts_down, "the server is shutting down", "worldserve_ready", {}, 0),
     ],
