@@ -40,7 +40,6 @@ class _Link:
     epoch: int | None = None
     event_ids: set[int] = field(default_factory=set)
     reported: dict[int, int] = field(default_factory=dict)
-    last_sent: dict[int, int] = field(default_factory=dict)
 
 
 class ClientJudge:
@@ -54,6 +53,7 @@ class ClientJudge:
         self._highest_event_id = -1
         self._answered: set[int] = set()
         self._last_chunk: tuple[int, int] = (0, -1)
+        self._sent: dict[int, int] = {}
         self._was_cut = False
         self._was_started = self._was_applied = self._was_resumed = False
         self._sent_close = self._was_closed = False
@@ -109,7 +109,7 @@ class ClientJudge:
         """Note a chunk on its way to the client; returns whether the link is to be cut behind it."""
         if header.chunk_index is None:
             return False
-        self._link.last_sent[header.run] = header.chunk_index
+        self._sent[header.run] = header.chunk_index
         self._last_chunk = (header.run, header.chunk_index)
         self._answered.update(event.event_id for event in header.applied)
         self._was_applied = self._was_applied or bool(header.applied)
@@ -148,9 +148,11 @@ class ClientJudge:
     def _report(self, epoch: int, run: int, chunk_index: int) -> None:
         if epoch != self._link.epoch:
             return self._fail("client.epoch", f"a report of epoch {epoch} in epoch {self._link.epoch}")
-        before = self._link.reported.get(run, -1)
+        before, sent = self._link.reported.get(run, -1), self._sent.get(run, -1)
         if chunk_index < before:
             self._fail("client.playback", f"chunk {chunk_index} of run {run} is reported after {before}")
+        elif chunk_index > sent:
+            self._fail("client.playback", f"chunk {chunk_index} of run {run} is reported, the last that came is {sent}")
         self._link.reported[run] = chunk_index
 
     def _refused(self, error: dict[str, Any]) -> None:

@@ -101,6 +101,11 @@ WRONG: dict[str, tuple[Callable[[Story], None], str, str]] = {
         "client.playback",
         f"chunk 0 of run 0 is reported after {CUT_AFTER_CHUNK + 1}",
     ),
+    "a report of what has not come": (
+        lambda story: story.say("playback", epoch=2, run=0, chunk_index=CUT_AFTER_CHUNK + 2, buffered_ms=0),
+        "client.playback",
+        f"chunk {CUT_AFTER_CHUNK + 2} of run 0 is reported, the last that came is {CUT_AFTER_CHUNK + 1}",
+    ),
     "something refused": (
         lambda story: story.hear("error", code="bad_control", message="held[0]: x", event_id=2),
         "client.refusals",
