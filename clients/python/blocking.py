@@ -20,7 +20,7 @@ from clients.python.loop_thread import LoopThread
 from clients.python.mp4 import Mp4Writer
 from clients.python.receipts import Applied, Receipt
 from clients.python.spectator import Spectator
-from clients.python.world import Image, WorldClient, WorldOptions
+from clients.python.world import CAMERA_TRACK, Image, WorldClient, WorldOptions
 from server.wire.messages import SessionStarted, SessionState, SessionWatching
 
 Client = TypeVar("Client", WorldClient, Spectator)
@@ -157,6 +157,10 @@ class World(_InThread[WorldClient]):
     def prompt(self, text: str) -> BlockingReceipt:
         """Change the prompt from the next chunk on."""
         return self._receipt(self._thread.run(self._client.prompt(text)))
+
+    def control(self, schema: str, data: dict[str, Any], *, track: str = CAMERA_TRACK) -> BlockingReceipt:
+        """Send one control of any schema."""
+        return self._receipt(self._thread.run(self._client.control(schema, data, track=track)))
 
     def send_event(
         self, *, prompt: str | None = None, controls: Sequence[dict[str, Any]] | None = None

@@ -12,7 +12,17 @@ from typing import Any, TypeVar
 import av
 import pytest
 
-from clients.python import Applied, ConnectFailed, EventDropped, Refused, World, connect
+from clients.python import (
+    Applied,
+    ConnectFailed,
+    EventDropped,
+    Refused,
+    Spectator,
+    WatchedWorld,
+    World,
+    WorldClient,
+    connect,
+)
 from clients.python.loop_thread import LoopThread
 from server.wire.messages import ErrorMessage
 from tests.support.client_standin_server import FIRST_FRAMES, FRAMES, HEIGHT, WIDTH, StandinServer
@@ -71,6 +81,7 @@ async def test_every_way_of_steering_is_there(server: StandinServer, drive: Call
             world.motion("target", translation=[0, 0, 1], rotation=[0, 0, 0, 1], transition_chunks=2),
             world.prompt("night"),
             world.send_event(prompt="day"),
+            world.control("lingbot.camera_actions.v1", {"mode": "state", "held": ["s"]}),
         ]
         world.pause()
         world.unpause()
@@ -78,8 +89,17 @@ async def test_every_way_of_steering_is_there(server: StandinServer, drive: Call
         assert world.run == 1
         return [receipt.event_id for receipt in receipts]
 
-    assert await drive(act) == list(range(7))
-    assert [len(server.sent(f"session.{kind}")) for kind in ("event", "pause", "unpause", "reset")] == [7, 1, 1, 1]
+    assert await drive(act) == list(range(8))
+    assert [len(server.sent(f"session.{kind}")) for kind in ("event", "pause", "unpause", "reset")] == [8, 1, 1, 1]
+
+
+def test_the_blocking_form_has_every_call_of_the_other() -> None:
+    def calls(kind: type) -> set[str]:
+        return {name for name in dir(kind) if not name.startswith("_")}
+
+    # Who waits in the line can't ask for its place at the same time.
+    assert calls(WorldClient) - calls(World) == {"queue_position"}
+    assert calls(Spectator) <= calls(WatchedWorld)
 
 
 async def test_frames_and_a_recording(server: StandinServer, drive: Callable[..., Any], tmp_path: Path) -> None:
