@@ -33,10 +33,14 @@ RESIDENT_BYTES = 2 * 1024**3
 
 
 VOCABULARY_FILE = "tokenizer.json"
-TOKENIZER_FILES = (VOCABULARY_FILE, "spiece.model", "tokenizer_config.json")
+VOCABULARY_FILES = (VOCABULARY_FILE, "spiece.model")
+CONFIG_FILE = "tokenizer_config.json"
+TOKENIZER_FILES = (*VOCABULARY_FILES, CONFIG_FILE)
 """What a tokenizer can be loaded from; the last alone is enough for one without a vocabulary (bytes)."""
 
-JSON_FILES = (VOCABULARY_FILE, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+BYTE_TOKENIZER = "ByT5Tokenizer"
+
+JSON_FILES = (VOCABULARY_FILE, CONFIG_FILE, "special_tokens_map.json", "added_tokens.json")
 
 
 def clean_text(prompt: str, cleaning: TextCleaning) -> str:
@@ -183,9 +187,21 @@ def find_tokenizer_problems(component: Component) -> tuple[str, ...]:
                 read_json_object(folder / name)
         except CheckpointError as error:
             problems.append(str(error))
-    if not problems and (folder / VOCABULARY_FILE).is_file():
+    if problems:
+        return tuple(problems)
+    if (folder / VOCABULARY_FILE).is_file():
         problems += _vocabulary_problems(folder / VOCABULARY_FILE)
+    elif not any((folder / name).is_file() for name in VOCABULARY_FILES):
+        problems += _class_problems(folder)
     return tuple(problems)
+
+
+def _class_problems(folder: Path) -> list[str]:
+    """Refuse a missing vocabulary: transformers makes up one of four tokens, in which all prompts are much the same."""
+    found = read_json_object(folder / CONFIG_FILE).get("tokenizer_class")
+    if found == BYTE_TOKENIZER:
+        return []
+    return [f"{folder} has none of {', '.join(VOCABULARY_FILES)}, which only a {BYTE_TOKENIZER} does without"]
 
 
 def _vocabulary_problems(file: Path) -> list[str]:

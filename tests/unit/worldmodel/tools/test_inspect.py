@@ -115,6 +115,13 @@ def test_a_damaged_tokenizer_is_found_before_any_weights(tiny: Path, name: str, 
     assert text in str(problem)
 
 
+def test_a_tokenizer_without_its_vocabulary_is_found(tiny: Path) -> None:
+    """transformers loads one of four tokens from the config alone, to which all prompts are much the same."""
+    (tiny / "tokenizer" / "tokenizer.json").unlink()
+    [problem] = inspect_checkpoint(str(tiny), width=64, height=64, precision="fp32").problems
+    assert str(problem).startswith(f"tokenizer: {tiny / 'tokenizer'} has none of tokenizer.json, spiece.model")
+
+
 def test_no_tensor_data_is_read(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("tensor data was read")
