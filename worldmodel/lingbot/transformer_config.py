@@ -82,6 +82,11 @@ class TransformerConfig:
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        # Rotary pairs are split over three axes (wan/rope.py), timestep features are cosines and as many sines.
+        if self.head_dim < 6 or self.head_dim % 2:
+            raise ValueError(f"head_dim must be even and at least 6, got {self.head_dim}")
+        if self.freq_dim % 2:
+            raise ValueError(f"freq_dim must be even, got {self.freq_dim}")
         if self.in_channels != self.out_channels + CONDITION_CHANNELS:
             raise ValueError(
                 f"in_channels must be out_channels + {CONDITION_CHANNELS} = {self.out_channels + CONDITION_CHANNELS}, "
