@@ -54,6 +54,23 @@ class UMT5Config:
     relative_attention_max_distance: int = 128
     layer_norm_epsilon: float = 1e-6
 
+    @property
+    def exact_buckets(self) -> int:
+        """Distances of one direction that have a row of the bias table each."""
+        return self.relative_attention_num_buckets // 4
+
+    def __post_init__(self) -> None:
+        if self.relative_attention_num_buckets < 4:
+            raise ValueError(
+                "text encoder config: relative_attention_num_buckets must be at least 4, "
+                f"got {self.relative_attention_num_buckets}"
+            )
+        if self.relative_attention_max_distance <= self.exact_buckets:
+            raise ValueError(
+                f"text encoder config: relative_attention_max_distance must be above {self.exact_buckets}, "
+                f"a quarter of the buckets, got {self.relative_attention_max_distance}"
+            )
+
 
 def parse_umt5_config(content: Mapping[str, object]) -> UMT5Config:
     """Read a transformers config. Raises ValueError for a missing size and for a structure this module has not."""
@@ -189,7 +206,7 @@ def distance_buckets(num_tokens: int, config: UMT5Config) -> Tensor:
     their logarithm up to `relative_attention_max_distance` (Raffel et al. 2020, section 2.1, as in T5).
     """
     half = config.relative_attention_num_buckets // 2
-    exact = half // 2
+    exact = config.exact_buckets
     positions_L = torch.arange(num_tokens)
     ahead_LL = positions_L[None, :] - positions_L[:, None]
     distance_LL = ahead_LL.abs()

@@ -73,6 +73,8 @@ def test_the_embedding_has_two_names_and_one_tensor(encoder: UMT5Encoder) -> Non
         ({"num_layers": 10**9}, "num_layers must be an integer from 1 to 512, got 1000000000"),
         ({"num_heads": 10**400}, "num_heads must be an integer from 1 to 512, got a huge integer"),
         ({"relative_attention_num_buckets": 2**40}, "relative_attention_num_buckets must be an integer from 1 to"),
+        ({"relative_attention_num_buckets": 3}, "relative_attention_num_buckets must be at least 4, got 3"),
+        ({"relative_attention_max_distance": 8}, "relative_attention_max_distance must be above 8, .*, got 8"),
         ({"layer_norm_epsilon": "small"}, "layer_norm_epsilon must be a finite number from 1e-30 to 1, got 'small'"),
         ({"layer_norm_epsilon": float("nan")}, "layer_norm_epsilon must be a finite number from 1e-30 to 1, got nan"),
     ],
