@@ -48,6 +48,7 @@ _RENAMED_KEYS = {
     "ffn_dim": "ffn_dim",
     "freq_dim": "freq_dim",
     "text_dim": "text_dim",
+    "text_len": "text_len",
     "eps": "eps",
     "cross_attn_norm": "cross_attn_norm",
     "sink_size": "sink_size",

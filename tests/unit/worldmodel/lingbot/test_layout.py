@@ -282,6 +282,11 @@ def test_an_original_config_without_a_window_takes_the_published_one(caplog: pyt
     assert transformer_config(config, "here") == config
 
 
+def test_an_original_config_keeps_how_many_text_rows_are_attended_to() -> None:
+    assert transformer_config({"dim": 64, "num_heads": 2, "text_len": 16}, "here")["text_len"] == 16
+    assert "text_len" not in transformer_config({"dim": 64, "num_heads": 2}, "here")
+
+
 @pytest.mark.parametrize("content", [{"dim": 64, "num_heads": 3}, {"dim": "64", "num_heads": 2}, {"num_heads": 2}])
 def test_an_original_config_of_impossible_width_is_refused(content: dict[str, object]) -> None:
     with pytest.raises(CheckpointError, match="config: dim must be a multiple of num_heads"):
