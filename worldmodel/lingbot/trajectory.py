@@ -169,10 +169,10 @@ def _open_folder(folder: Path, below: Sequence[str], flags: int) -> int:
 def _load(folder_fd: int, flags: int, name: str, row_shape: tuple[int, ...], max_rows: int) -> Float64:
     """Read one array of rows as float64."""
     data = _read(folder_fd, flags, name, MAX_NPY_HEADER_BYTES + max_rows * 8 * int(np.prod(row_shape)))
-    expected = f"float rows of shape {list(row_shape)}"
     shape, fortran_order, dtype, offset = _npy_header(data, name)
     if len(shape) != 1 + len(row_shape) or shape[1:] != row_shape:
-        raise _refusal(name, f"expected {expected}, got the shape {list(shape)}")
+        sides = ", ".join(map(str, ("N", *row_shape)))
+        raise _refusal(name, f"expected the shape [{sides}], got {list(shape)}")
     if not 1 <= shape[0] <= max_rows:
         raise _refusal(name, f"expected 1 to {max_rows} rows, got {shape[0]}")
     count = int(np.prod(shape))

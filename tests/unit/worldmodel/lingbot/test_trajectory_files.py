@@ -222,6 +222,13 @@ def test_folders_swapped_by_another_thread_all_the_time_give_one_of_two_answers(
 # ---------------------------------------------------------------- what is in the files
 
 
+@pytest.mark.parametrize(("name", "sides"), [("poses.npy", "[N, 4, 4]"), ("intrinsics.npy", "[N, 4]")])
+def test_another_shape_is_told_with_the_right_one(tmp_path: Path, name: str, sides: str) -> None:
+    folder = write(tmp_path / "clip")
+    np.save(folder / name, np.load(folder / name)[0])
+    assert refused(folder).startswith(f"{name}: expected the shape {sides}, got [4")
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_every_truncation_of_a_file_is_refused(tmp_path: Path, name: str) -> None:
     folder = write(tmp_path / "clip")
