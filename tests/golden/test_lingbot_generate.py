@@ -1,6 +1,7 @@
 """Case 9 through the real command: `worldserve generate` on the golden weights as a checkpoint folder.
 
-Only the noise is given, not drawn: which seed the stored one came from is not known.
+Only the noise is given, not drawn: a golden set need not say its seed. That of the set in this tree is drawn in
+`tests/unit/worldmodel/lingbot/test_noise.py`.
 """
 
 from __future__ import annotations

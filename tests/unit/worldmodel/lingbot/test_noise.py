@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from tests.support.lingbot_golden import DEFAULT_ROOT
 from worldmodel.lingbot.noise import NoiseSource, NoiseState, PerChunkNoise, WholeClipNoise
 
 CPU = torch.device("cpu")
 SHAPE = (4, 3, 2, 6)
+GOLDEN_SEED = 1234
+"""Seed of golden case 9 in this tree; the sets of other folders may have another."""
 SOURCES = (
     PerChunkNoise(device=CPU, num_draws=4),
     WholeClipNoise(device=CPU, num_draws=4, clip_latent_frames=7),
@@ -33,6 +37,18 @@ def test_the_whole_clip_comes_before_all_that_renoises() -> None:
     for index, chunk in enumerate(chunks):
         assert torch.equal(chunk[0], clip[:, 3 * index : 3 * index + 3])
         assert torch.equal(chunk[1:], renoise[index])
+
+
+def test_the_official_layout_gives_the_stored_noise_of_golden_case_9() -> None:
+    case = load_file(DEFAULT_ROOT / "lingbot" / "case9_end_to_end_official.safetensors")
+    clip, renoise = case["noise_all"], case["renoise"]
+    num_frames = renoise.shape[2]
+    source = WholeClipNoise(device=CPU, num_draws=4, clip_latent_frames=clip.shape[1])
+    state = source.start(GOLDEN_SEED)
+    for index, first in enumerate(clip.split(num_frames, dim=1)):
+        draws, state = source.draw(state, tuple(first.shape))
+        assert torch.equal(draws[0], first)
+        assert torch.equal(torch.stack(draws[1:]), renoise[3 * index : 3 * index + 3])
 
 
 def test_the_layout_per_chunk_draws_in_the_order_of_use() -> None:
