@@ -206,13 +206,14 @@ class FakeRobotAdapter:
             array = arrays[name]
             frames = array.shape[0] if array.ndim == 4 else 1
             size = (self._start.height, self._start.width, 3)
-            if array.dtype != np.uint8 or array.shape[-3:] != size or not 1 <= frames <= MAX_REQUEST_FRAMES:
+            is_clip = array.ndim in (3, 4) and 1 <= frames <= MAX_REQUEST_FRAMES
+            if array.dtype != np.uint8 or array.shape[-3:] != size or not is_clip:
                 raise _refusal(name, f"expected uint8 [1 to 4 frames, {size}], got {array.dtype} {list(array.shape)}")
         for state in STATES:
-            if state.name in arrays and arrays[state.name].size != state.num_dims:
-                raise _refusal(
-                    state.name, f"expected {state.num_dims} numbers, got shape {list(arrays[state.name].shape)}"
-                )
+            numbers = arrays.get(state.name)
+            if numbers is not None and (numbers.size != state.num_dims or numbers.dtype.kind not in "fiu"):
+                problem = f"expected {state.num_dims} numbers, got {numbers.dtype} {list(numbers.shape)}"
+                raise _refusal(state.name, problem)
 
 
 def create_adapter(start: StartWorker, progress: ProgressFn) -> FakeRobotAdapter:

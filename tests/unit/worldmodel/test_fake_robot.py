@@ -126,6 +126,8 @@ def test_a_failed_chunk_was_never_observed() -> None:
         (CAMERAS[0], np.zeros((HEIGHT, WIDTH, 3), np.float32)),
         (CAMERAS[0], np.zeros(3, np.uint8)),
         ("observation/joint_position", np.zeros(6)),
+        (CAMERAS[0], np.zeros((1, 4, HEIGHT, WIDTH, 3), np.uint8)),
+        ("observation/joint_position", np.zeros(7, bool)),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(name: str, array: np.ndarray | None) -> None:
