@@ -10,7 +10,7 @@ Facts: LingBot-World v2 official code, wan/modules/vae2_1.py; parameter names of
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -70,10 +70,10 @@ class UpStage(nn.Module):
         self.resnets = nn.ModuleList(ResidualUnit(before, after) for before, after in itertools.pairwise(widths))
         self.upsamplers = None if upsampler is None else nn.ModuleList([upsampler])
 
-    def forward(self, x_BTHWC: Tensor, cursor: CacheCursor) -> Tensor:
-        for unit in self.resnets:
-            x_BTHWC = unit(x_BTHWC, cursor)
-        return x_BTHWC if self.upsamplers is None else self.upsamplers[0](x_BTHWC, cursor)
+    def steps(self) -> Iterator[nn.Module]:
+        """Return what is to be run in order, each on the result of the one before it."""
+        yield from self.resnets
+        yield from self.upsamplers or ()
 
 
 class Decoder(nn.Module):
@@ -98,8 +98,9 @@ class Decoder(nn.Module):
 
     def forward(self, x_BTHWC: Tensor, cursor: CacheCursor) -> Tensor:
         x_BTHWC = self.mid_block(self.conv_in(x_BTHWC, cursor), cursor)
-        for stage in self.up_blocks:
-            x_BTHWC = stage(x_BTHWC, cursor)
+        # Step by step rather than by stages: a stage's caller would keep its input until it ends.
+        for step in itertools.chain.from_iterable(stage.steps() for stage in self.up_blocks):
+            x_BTHWC = step(x_BTHWC, cursor)
         return norm_silu_conv(self.norm_out, self.conv_out, x_BTHWC, cursor)
 
 
@@ -107,13 +108,16 @@ class WanVAE(nn.Module):
     """A causal video VAE whose caches belong to the caller.
 
     Parameters are allocated but not initialised: load a checkpoint, then call `fold_weights` for the fast path. Whoever
-    keeps the weights elsewhere between calls sets `residence`, which every call enters.
+    keeps the weights elsewhere between calls sets `residence`, which every call enters. With `takes_single_frames` a
+    call computes one latent frame after the other: a third of the activations of a chunk of three, equal up to
+    rounding.
     """
 
     def __init__(self, config: VAEConfig) -> None:
         super().__init__()
         self.config = config
         self.residence: Callable[[], AbstractContextManager[None]] = nullcontext
+        self.takes_single_frames = False
         self.encoder = Encoder(config)
         self.quant_conv = PointwiseConv(2 * config.z_dim, 2 * config.z_dim)
         self.post_quant_conv = PointwiseConv(config.z_dim, config.z_dim)
@@ -155,13 +159,39 @@ class WanVAE(nn.Module):
             ValueError: for a wrong number of frames, a size that doesn't divide, or a cache of another geometry.
         """
         self._check_frames(frames_BCTHW, is_stream_start=cache is None)
-        cursor = CacheCursor(cache)
         x_BTHWC = frames_BCTHW.to(self.dtype).permute(0, 2, 3, 4, 1).contiguous()
         with self.residence():
-            moments_BFHWC = self.quant_conv(self.encoder(x_BTHWC, cursor))
+            moments_BFHWC, next_cache = self._run(self._encode_part, self._encoder_parts(x_BTHWC, cache), cache)
             mean_BFHWC = moments_BFHWC[..., : self.config.z_dim].float()
             latent_BFHWC = (mean_BFHWC - self.latents_mean) / self.latents_std
-        return latent_BFHWC.permute(0, 4, 1, 2, 3).contiguous(), cursor.finish()
+        return latent_BFHWC.permute(0, 4, 1, 2, 3).contiguous(), next_cache
+
+    def _encode_part(self, x_BTHWC: Tensor, cursor: CacheCursor) -> Tensor:
+        return self.quant_conv(self.encoder(x_BTHWC, cursor))
+
+    def _encoder_parts(self, x_BTHWC: Tensor, cache: VAECache | None) -> Sequence[Tensor]:
+        if not self.takes_single_frames:
+            return (x_BTHWC,)
+        step = self.config.temporal_factor
+        opening = 1 if cache is None else 0
+        first = (x_BTHWC[:, :opening],) if opening else ()
+        rest_BTHWC = x_BTHWC[:, opening:]
+        return first + (rest_BTHWC.split(step, dim=1) if rest_BTHWC.shape[1] else ())
+
+    @staticmethod
+    def _run(
+        network: Callable[[Tensor, CacheCursor], Tensor], parts: Sequence[Tensor], cache: VAECache | None
+    ) -> tuple[Tensor, VAECache]:
+        """Run a network over parts of a stream in order; return their results as one, and the next cache."""
+        results = []
+        for part_BTHWC in parts:
+            cursor = CacheCursor(cache)
+            # What is between two parts is let go of as it is read; only the caller's own cache stays.
+            cache = None
+            results.append(network(part_BTHWC, cursor))
+            cache = cursor.finish()
+        assert cache is not None, "a call has at least one part"
+        return (results[0] if len(results) == 1 else torch.cat(results, dim=1)), cache
 
     @torch.no_grad()
     def decode(self, latent_BCFHW: Tensor, cache: VAECache | None = None) -> tuple[Tensor, VAECache]:
@@ -182,12 +212,15 @@ class WanVAE(nn.Module):
                 f"latent: expected [batch, {self.config.z_dim}, latent frames >= 1, height, width], "
                 f"got {list(latent_BCFHW.shape)}"
             )
-        cursor = CacheCursor(cache)
         with self.residence():
             x_BFHWC = latent_BCFHW.float().permute(0, 2, 3, 4, 1) * self.latents_std + self.latents_mean
-            x_BFHWC = self.post_quant_conv(x_BFHWC.to(self.dtype).contiguous())
-            frames_BTHWC = self.decoder(x_BFHWC, cursor)
-        return frames_BTHWC.permute(0, 4, 1, 2, 3), cursor.finish()
+            x_BFHWC = x_BFHWC.to(self.dtype).contiguous()
+            parts = x_BFHWC.split(1, dim=1) if self.takes_single_frames else (x_BFHWC,)
+            frames_BTHWC, next_cache = self._run(self._decode_part, parts, cache)
+        return frames_BTHWC.permute(0, 4, 1, 2, 3), next_cache
+
+    def _decode_part(self, x_BFHWC: Tensor, cursor: CacheCursor) -> Tensor:
+        return self.decoder(self.post_quant_conv(x_BFHWC.contiguous()), cursor)
 
     def encoder_cache_bytes(self, height: int, width: int, dtype: torch.dtype) -> int:
         """Bytes of one encoder cache for a picture of `height` x `width` pixels."""

@@ -7,7 +7,7 @@ first call on. Caches are values: a call reads one and returns the next one, so 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
 from dataclasses import dataclass
 
 import torch
@@ -45,12 +45,12 @@ class VAECache:
 class CacheCursor:
     """Hand each causal layer its history in execution order and collect what it wants to remember.
 
-    One cursor serves one pass through one network.
+    One cursor serves one pass through one network. It holds a history no longer than until that is taken.
     """
 
     def __init__(self, cache: VAECache | None) -> None:
         self.is_stream_start = cache is None
-        self._old: Iterator[Tensor] = iter(() if cache is None else cache.tensors)
+        self._old: deque[Tensor] = deque(() if cache is None else cache.tensors)
         self._new: list[Tensor] = []
 
     def take(self, frames_BTHWC: Tensor, num_frames: int) -> Tensor:
@@ -59,7 +59,7 @@ class CacheCursor:
         shape = (batch, num_frames, height, width, channels)
         if self.is_stream_start:
             return frames_BTHWC.new_zeros(shape)
-        history_BTHWC = next(self._old, None)
+        history_BTHWC = self._old.popleft() if self._old else None
         if history_BTHWC is None or history_BTHWC.shape != shape:
             found = "nothing" if history_BTHWC is None else str(tuple(history_BTHWC.shape))
             raise ValueError(
@@ -76,7 +76,7 @@ class CacheCursor:
 
     def finish(self) -> VAECache:
         """Return the cache after this pass."""
-        if next(self._old, None) is not None:
+        if self._old:
             raise ValueError(f"VAE cache of another model: it has more than {len(self._new)} layers")
         return VAECache(tensors=tuple(self._new))
 

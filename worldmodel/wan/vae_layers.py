@@ -203,6 +203,12 @@ class CausalConv(nn.Module):
             y_BOTHW = F.conv3d(x_BCTHW, self.weight, self.bias if adds_bias else None, stride, padding)
         return y_BOTHW.permute(0, 2, 3, 4, 1).contiguous()
 
+    def convolve_active(self, active_BTHWC: Tensor, *, adds_bias: bool = True) -> Tensor:
+        """Convolve what `norm_silu` made for this layer; `adds_bias` as for `convolve`."""
+        if self.stacks_taps:
+            return self.convolve_stacked(active_BTHWC, self.bias if adds_bias else None)
+        return self.convolve(active_BTHWC, adds_bias=adds_bias)
+
     def _convolve_folded(self, x_BTHWC: Tensor, time_stride: int) -> Tensor:
         last = x_BTHWC.shape[1] - _HISTORY_FRAMES
         taps = [x_BTHWC[:, tap : tap + last : time_stride] for tap in range(_TIME_TAPS)]
@@ -217,21 +223,15 @@ class CausalConv(nn.Module):
         return _conv2d(stacked_BTHWC, folded_OHWC.permute(0, 3, 1, 2), bias, 1, 1)
 
 
-def norm_silu_conv(
-    norm: RMSNorm,
-    conv: CausalConv,
-    x_BTHWC: Tensor,
-    cursor: CacheCursor,
-    *,
-    input_bias_C: Tensor | None = None,
-    adds_bias: bool = True,
+def norm_silu(
+    norm: RMSNorm, conv: CausalConv, x_BTHWC: Tensor, cursor: CacheCursor, *, input_bias_C: Tensor | None = None
 ) -> Tensor:
-    """Return conv(silu(norm(x))), with the activation written straight behind the stream's history.
+    """Return silu(norm(x)) as `conv.convolve_active` takes it: behind the stream's history, or with taps as channels.
 
-    `input_bias_C` is added to x first, and `adds_bias` of False leaves out the convolution's own; FUSED only.
+    `input_bias_C` is added to x first; FUSED only.
     """
     if conv.stacks_taps:
-        return _norm_silu_conv_stacked(norm, conv, x_BTHWC, cursor, input_bias_C, adds_bias=adds_bias)
+        return _norm_silu_taps(norm, conv, x_BTHWC, cursor, input_bias_C)
     batch, time, height, width, channels = x_BTHWC.shape
     padded_BTHWC = x_BTHWC.new_empty(batch, _HISTORY_FRAMES + time, height, width, channels)
     padded_BTHWC[:, :_HISTORY_FRAMES] = cursor.take(x_BTHWC, _HISTORY_FRAMES)
@@ -241,17 +241,11 @@ def norm_silu_conv(
     else:
         F.silu(norm.write_to(active_BTHWC, x_BTHWC), inplace=True)
     cursor.keep(padded_BTHWC[:, -_HISTORY_FRAMES:])
-    return conv.convolve(padded_BTHWC, adds_bias=adds_bias)
+    return padded_BTHWC
 
 
-def _norm_silu_conv_stacked(
-    norm: RMSNorm,
-    conv: CausalConv,
-    x_BTHWC: Tensor,
-    cursor: CacheCursor,
-    input_bias_C: Tensor | None,
-    *,
-    adds_bias: bool,
+def _norm_silu_taps(
+    norm: RMSNorm, conv: CausalConv, x_BTHWC: Tensor, cursor: CacheCursor, input_bias_C: Tensor | None
 ) -> Tensor:
     assert conv.fused is not None, "only the FUSED path stacks taps"
     batch, time, height, width, channels = x_BTHWC.shape
@@ -265,7 +259,12 @@ def _norm_silu_conv_stacked(
     # The two newest taps of the last frame are the last two frames.
     newest = stacked_BTHWC[:, -1, ..., channels:].unflatten(-1, (_HISTORY_FRAMES, channels))
     cursor.keep(newest.movedim(-2, 1))
-    return conv.convolve_stacked(stacked_BTHWC, conv.bias if adds_bias else None)
+    return stacked_BTHWC
+
+
+def norm_silu_conv(norm: RMSNorm, conv: CausalConv, x_BTHWC: Tensor, cursor: CacheCursor) -> Tensor:
+    """Return conv(silu(norm(x)))."""
+    return conv.convolve_active(norm_silu(norm, conv, x_BTHWC, cursor))
 
 
 class ResidualUnit(nn.Module):
@@ -282,14 +281,15 @@ class ResidualUnit(nn.Module):
     def forward(self, x_BTHWC: Tensor, cursor: CacheCursor) -> Tensor:
         skip_BTHWC = x_BTHWC if self.conv_shortcut is None else self.conv_shortcut(x_BTHWC)
         fused = self.conv1.fused
+        # One name for what comes one after the other, so that nothing is kept longer than it is read: these
+        # activations decide how much memory a decoder needs (`lingbot/memory.py`).
+        y_BTHWC = norm_silu(self.norm1, self.conv1, x_BTHWC, cursor)
+        y_BTHWC = self.conv1.convolve_active(y_BTHWC, adds_bias=fused is None)
+        input_bias_C = None if fused is None else self.conv1.bias
+        y_BTHWC = norm_silu(self.norm2, self.conv2, y_BTHWC, cursor, input_bias_C=input_bias_C)
+        y_BTHWC = self.conv2.convolve_active(y_BTHWC, adds_bias=fused is None)
         if fused is not None:
-            y_BTHWC = norm_silu_conv(self.norm1, self.conv1, x_BTHWC, cursor, adds_bias=False)
-            y_BTHWC = norm_silu_conv(
-                self.norm2, self.conv2, y_BTHWC, cursor, input_bias_C=self.conv1.bias, adds_bias=False
-            )
             return fused.add_bias_and_skip(y_BTHWC, self.conv2.bias, skip_BTHWC)
-        y_BTHWC = norm_silu_conv(self.norm1, self.conv1, x_BTHWC, cursor)
-        y_BTHWC = norm_silu_conv(self.norm2, self.conv2, y_BTHWC, cursor)
         return y_BTHWC.add_(skip_BTHWC)
 
 

@@ -341,3 +341,36 @@ def test_reduced_precision_stays_near_float32() -> None:
         assert all(tensor.dtype == dtype for tensor in cache.tensors)
         outputs.append(frames.float())
     assert (outputs[0] - outputs[1]).abs().mean() < 0.02
+
+
+def test_single_frames_are_the_stream_in_pieces(vae: WanVAE) -> None:
+    """A call that takes one latent frame after the other gives what as many calls give, bit for bit."""
+    generator = torch.Generator().manual_seed(4)
+    latents = torch.randn(1, vae.config.z_dim, 6, 4, 4, generator=generator)
+    clip = torch.randn(1, 3, 1 + 5 * vae.config.temporal_factor, 32, 32, generator=generator)
+    sizes = [1] + [vae.config.temporal_factor] * 5
+    pieces, encoded, decoder_cache, encoder_cache = [], [], None, None
+    for latent in latents.split(1, dim=2):
+        frames, decoder_cache = vae.decode(latent, decoder_cache)
+        pieces.append(frames)
+    for part in clip.split(sizes, dim=2):
+        latent, encoder_cache = vae.encode(part, encoder_cache)
+        encoded.append(latent)
+
+    vae.takes_single_frames = True
+    try:
+        first, cache = vae.decode(latents[:, :, :3])
+        kept = [tensor.clone() for tensor in cache.tensors]
+        second, last = vae.decode(latents[:, :, 3:], cache)
+        opening, between = vae.encode(clip[:, :, : sum(sizes[:3])])
+        rest, end = vae.encode(clip[:, :, sum(sizes[:3]) :], between)
+    finally:
+        vae.takes_single_frames = False
+
+    assert torch.equal(torch.cat([first, second], dim=2), torch.cat(pieces, dim=2))
+    assert torch.equal(torch.cat([opening, rest], dim=2), torch.cat(encoded, dim=2))
+    assert decoder_cache is not None
+    assert encoder_cache is not None
+    assert last.equals(decoder_cache)
+    assert end.equals(encoder_cache)
+    assert all(torch.equal(a, b) for a, b in zip(kept, cache.tensors, strict=True))
