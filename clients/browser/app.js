@@ -10,7 +10,7 @@ import { Chooser } from './chooser.js';
 import { addressOf, Connection } from './connection.js';
 import { HeldActions, listenToGamepad, listenToKeyboard, listenToPad } from './controls.js';
 import { byId } from './dom.js';
-import { ServerApi } from './info.js';
+import { InfoError, ServerApi } from './info.js';
 import { copyText } from './link_card.js';
 import { PromptBox } from './prompt_box.js';
 import * as protocol from './protocol.js';
@@ -18,7 +18,7 @@ import * as sheets from './sheets.js';
 import * as stage from './stage.js';
 import { accessToken, KeptStart, watchAddress } from './store.js';
 import { Viewer } from './viewer.js';
-import { endTitle, failText, startTitle } from './words.js';
+import { endTitle, failText, refusedText, startTitle } from './words.js';
 import { World } from './world.js';
 
 const MOST_PLAYER_FAILURES = 2;
@@ -29,6 +29,7 @@ const QUIET_ERRORS = new Set(['duplicate', 'stale']);
 export class App {
   constructor() {
     const token = accessToken();
+    this.needsToken = token !== null;
     this.api = new ServerApi(token);
     this.isPaused = false;
     this.start = new KeptStart();
@@ -89,7 +90,8 @@ export class App {
     byId('notice').textContent = info.notice;
     byId('notice').hidden = info.notice === '';
     this.chooser.offer(info.start_images);
-    this.viewer.map.layout = await this.api.layout();
+    // The map is poorer without it, and that is all.
+    this.viewer.map.layout = await this.api.layout().catch(() => null);
     if (this.world.isKept) {
       sheets.showWaiting('Returning to your world', 'Picking it up where you left it.', () => this.leave());
       this.connection.begin(null);
@@ -125,9 +127,11 @@ export class App {
       });
     } catch (error) {
       sheets.showLink('Not available', 'bad');
-      const text = error instanceof Error ? error.message : String(error);
+      const code = error instanceof InfoError ? error.code : '';
+      const title = error instanceof InfoError ? startTitle(code) : 'The model cannot be served';
+      const text = refusedText(code, error instanceof Error ? error.message : String(error));
       const retry = { label: 'Try again', run: () => void this.boot() };
-      sheets.showTrouble({ title: 'The model cannot be served', text, retry, choose: null });
+      sheets.showTrouble({ title, text, retry, choose: null });
       return null;
     }
   }
@@ -377,7 +381,8 @@ export class App {
     const token = this.world.session?.watch_token;
     if (token === undefined) return;
     await copyText(watchAddress(token), byId('share'));
-    sheets.toast('Whoever has the link can watch, and not steer.');
+    const who = this.needsToken ? 'Whoever has the link and a token of this server' : 'Whoever has the link';
+    sheets.toast(`${who} can watch, and not steer.`);
   }
 
   listen() {

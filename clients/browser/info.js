@@ -19,7 +19,18 @@ export const STAGES = Object.freeze({
   warm_up: 'Warm up',
 });
 
-export class InfoError extends Error {}
+/** What the server answered in place of what was asked for. */
+export class InfoError extends Error {
+  /**
+   * @param {string} message
+   * @param {{status: number, code: string}} answer  `code` is empty where the answer had none.
+   */
+  constructor(message, { status, code }) {
+    super(message);
+    this.status = status;
+    this.code = code;
+  }
+}
 
 export class ServerApi {
   /** @param {string | null} accessToken */
@@ -41,14 +52,14 @@ export class ServerApi {
   }
 
   /**
-   * Ask until the model is ready.
+   * Ask until the model is ready. Raises `InfoError` if the server does not tell; a proxy says so with a 5xx while there is none.
    * @param {(info: ServerInfo | null) => void} onProgress  Null: the server could not be reached; it is asked again.
    * @returns {Promise<ServerInfo>}
    */
   async untilReady(onProgress) {
     for (;;) {
       const info = await this.info().catch((error) => {
-        if (error instanceof InfoError) throw error;
+        if (error instanceof InfoError && error.status < 500) throw error;
         return null;
       });
       onProgress(info);
@@ -77,6 +88,10 @@ export class ServerApi {
     const response = await fetch(path, { ...options, headers: this._headers, cache: 'no-store' });
     if (response.ok) return response;
     const said = await response.json().catch(() => null);
-    throw new InfoError(said?.error?.message ?? `${path} was answered with status ${response.status}`);
+    const { status } = response;
+    throw new InfoError(said?.error?.message ?? `${path} was answered with status ${status}`, {
+      status,
+      code: said?.error?.code ?? '',
+    });
   }
 }

@@ -9,7 +9,7 @@ import * as sheets from './sheets.js';
 import { accessToken } from './store.js';
 import { Viewer } from './viewer.js';
 import { WatchedWorld } from './watched.js';
-import { stateText, watchTitle } from './words.js';
+import { refusedText, stateText, watchTitle } from './words.js';
 
 const MOST_PLAYER_FAILURES = 2;
 
@@ -120,7 +120,7 @@ export class WatchApp {
   _trouble(error) {
     sheets.showTrouble({
       title: watchTitle(error?.code ?? ''),
-      text: error?.message ?? 'The world that you watched is over, or you left it.',
+      text: refusedText(error?.code ?? '', error?.message ?? 'The world that you watched is over, or you left it.'),
       retry: { label: 'Join again', run: () => this.boot() },
       choose: {
         label: 'Open a world of my own',

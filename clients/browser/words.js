@@ -34,6 +34,8 @@ export function watchTitle(code) {
       return 'Too many are watching';
     case 'player':
       return 'The video cannot be shown';
+    case 'unauthorized':
+      return 'This server asks for a token';
     default:
       return 'Nothing to watch';
   }
@@ -55,6 +57,16 @@ export function startTitle(code) {
     default:
       return 'The world did not open';
   }
+}
+
+/**
+ * What a refusal says to a visitor, who has an address and no header to put a token in.
+ * @param {string} code
+ * @param {string} message  Of the server.
+ */
+export function refusedText(code, message) {
+  if (code !== 'unauthorized') return message;
+  return `${message.split(':')[0]}: put token=TOKEN behind the # of the address, and load it again`;
 }
 
 /**

@@ -36,6 +36,37 @@ def test_a_model_that_cannot_be_served_is_said_in_words(standin: StandIn, contex
     page.close()
 
 
+def test_who_has_no_token_is_told_where_to_put_it(standin: StandIn, context: BrowserContext) -> None:
+    refusal = {"code": "unauthorized", "message": "a token is needed: Authorization: Bearer TOKEN"}
+    context.route("**/v1/info", lambda route: route.fulfill(status=401, json={"error": refusal}))
+    standin.script.refuse = {**refusal, "fatal": True}
+    for address in (standin.url, f"{standin.url}/#watch={WATCH_TOKEN}"):
+        page = WatchedPage(context, address)
+        page.page.wait_for_selector("#trouble >> text=This server asks for a token")
+        where = "A token is needed: put token=TOKEN behind the # of the address, and load it again."
+        assert page.page.inner_text("#trouble-text") == where
+        page.close()
+    context.unroute("**/v1/info")
+
+
+def test_a_proxy_without_a_server_is_asked_again(standin: StandIn, context: BrowserContext) -> None:
+    context.route("**/v1/info", lambda route: route.fulfill(status=502, body="Bad Gateway"))
+    page = WatchedPage(context, standin.url)
+    page.page.wait_for_selector("#loading-lead >> text=The server does not answer yet")
+    context.unroute("**/v1/info")
+    page.page.wait_for_selector("#chooser")
+    page.close()
+
+
+def test_a_map_without_a_layout_is_no_trouble(standin: StandIn, context: BrowserContext) -> None:
+    context.route("**/v1/layout", lambda route: route.fulfill(status=200, body="{broken"))
+    page = WatchedPage(context, standin.url)
+    page.begin()
+    context.unroute("**/v1/layout")
+    assert page.complaints == []
+    page.close()
+
+
 def test_a_full_server_shows_the_position_in_the_queue(standin: StandIn, page: WatchedPage) -> None:
     standin.script.queue_position = 2
     page.page.click("#begin")
