@@ -148,5 +148,29 @@ def test_everything_that_can_be_used_has_a_name_and_is_reached_in_order(page: Wa
     assert order == [*bar, "map-card", "hud", "pad-move", "pad-move"]
 
 
+def _luminance(colour: str) -> float:
+    """Relative luminance of `rgb(...)` (WCAG 2.2)."""
+    shares = [int(number) / 255 for number in re.findall(r"\d+", colour)[:3]]
+    red, green, blue = (share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_words_on_the_main_button_can_be_read(page: WatchedPage, theme: str) -> None:
+    page.page.wait_for_selector("#chooser")
+    page.read(f"app.viewer.settings.set('theme', '{theme}')")
+    style = "getComputedStyle(document.querySelector('#begin'))"
+    page.page.wait_for_function("() => document.getAnimations().length === 0")
+    dark, light = sorted(_luminance(page.read(f"{style}.{name}")) for name in ("color", "backgroundColor"))
+    assert (light + 0.05) / (dark + 0.05) >= 4.5
+
+
+def test_numbers_that_change_all_the_time_are_not_read_aloud(page: WatchedPage) -> None:
+    """An `output` is a live region of its own accord."""
+    page.begin()
+    spoken = "[...document.querySelectorAll('output, [role=status]')].filter((each) => each.ariaLive !== 'off')"
+    assert set(page.read(f"{spoken}.map((each) => each.id)")) == {"link-text", "waiting-lead", "toast"}
+
+
 def _tree(page: WatchedPage) -> str:
     return page.page.locator("body").aria_snapshot()

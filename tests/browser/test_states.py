@@ -70,7 +70,7 @@ def test_a_map_without_a_layout_is_no_trouble(standin: StandIn, context: Browser
 def test_a_full_server_shows_the_position_in_the_queue(standin: StandIn, page: WatchedPage) -> None:
     standin.script.queue_position = 2
     page.page.click("#begin")
-    page.page.wait_for_selector("#waiting-title >> text=Number 2 in the queue")
+    page.page.wait_for_selector("#waiting-title[aria-live=polite] >> text=Number 2 in the queue")
     page.page.click("#link")
     assert "number 2 in the queue" in page.page.inner_text("#link-reason")
     page.page.click("#waiting-cancel")
