@@ -23,32 +23,59 @@ const START = 'worldserve.start';
 const ACCESS = 'worldserve.token';
 const PREFERENCES = 'worldserve.preferences';
 
+/** @typedef {'sessionStorage' | 'localStorage'} Place */
+
+/**
+ * What is kept under a name. Null: nothing, or nothing that can be read; a visitor may let pages keep nothing at all.
+ * @param {Place} place
+ * @param {string} name
+ */
+function read(place, name) {
+  try {
+    return JSON.parse(window[place].getItem(name) ?? 'null');
+  } catch {
+    return null;
+  }
+}
+
+/**
+ * Keep a value where that is possible; elsewhere the page forgets it when it is left.
+ * @param {Place} place
+ * @param {string} name
+ * @param {unknown} value
+ */
+function write(place, name, value) {
+  try {
+    window[place].setItem(name, JSON.stringify(value));
+  } catch {
+    // Nothing is lost but what a reload would find.
+  }
+}
+
 /** @returns {Bookmark | null} */
 export function loadBookmark() {
-  const text = sessionStorage.getItem(BOOKMARK);
-  return text === null ? null : JSON.parse(text);
+  return read('sessionStorage', BOOKMARK);
 }
 
 /** @param {Bookmark} bookmark */
 export function saveBookmark(bookmark) {
-  sessionStorage.setItem(BOOKMARK, JSON.stringify(bookmark));
+  write('sessionStorage', BOOKMARK, bookmark);
 }
 
 export function clearBookmark() {
-  sessionStorage.removeItem(BOOKMARK);
+  write('sessionStorage', BOOKMARK, null);
 }
 
 /** The message that can start the world on screen anew, also after a reload. */
 export class KeptStart {
   constructor() {
-    const text = sessionStorage.getItem(START);
-    this.message = /** @type {Record<string, unknown> | null} */ (text === null ? null : JSON.parse(text));
+    this.message = /** @type {Record<string, unknown> | null} */ (read('sessionStorage', START));
   }
 
   /** @param {Record<string, unknown>} message */
   keep(message) {
     this.message = message;
-    sessionStorage.setItem(START, JSON.stringify(message));
+    write('sessionStorage', START, message);
   }
 
   /**
@@ -65,13 +92,12 @@ export class KeptStart {
  * @returns {Preferences}
  */
 export function loadPreferences(defaults) {
-  const text = localStorage.getItem(PREFERENCES);
-  return text === null ? defaults : { ...defaults, ...JSON.parse(text) };
+  return { ...defaults, ...read('localStorage', PREFERENCES) };
 }
 
 /** @param {Preferences} preferences */
 export function savePreferences(preferences) {
-  localStorage.setItem(PREFERENCES, JSON.stringify(preferences));
+  write('localStorage', PREFERENCES, preferences);
 }
 
 /**
@@ -98,10 +124,10 @@ export function accessToken() {
   const fragment = new URLSearchParams(location.hash.slice(1));
   const given = fragment.get('token');
   if (given !== null) {
-    sessionStorage.setItem(ACCESS, given);
+    write('sessionStorage', ACCESS, given);
     fragment.delete('token');
     const rest = fragment.toString();
     history.replaceState(null, '', location.pathname + location.search + (rest === '' ? '' : `#${rest}`));
   }
-  return sessionStorage.getItem(ACCESS);
+  return given ?? read('sessionStorage', ACCESS);
 }

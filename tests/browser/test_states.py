@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from playwright.sync_api import BrowserContext
+from playwright.sync_api import Browser, BrowserContext
 
 from tests.support.browser_chromium import WatchedPage
 from tests.support.browser_standin import RESUME_TOKEN, WATCH_TOKEN, StandIn
@@ -55,6 +55,24 @@ def test_a_proxy_without_a_server_is_asked_again(standin: StandIn, context: Brow
     page.page.wait_for_selector("#loading-lead >> text=The server does not answer yet")
     context.unroute("**/v1/info")
     page.page.wait_for_selector("#chooser")
+    page.close()
+
+
+KEEPS_NOTHING = """
+  for (const place of ['localStorage', 'sessionStorage'])
+    Object.defineProperty(window, place, {get() { throw new DOMException('denied', 'SecurityError'); }});
+"""
+KEPT_NONSENSE = "localStorage.setItem('worldserve.preferences', '{')"
+
+
+@pytest.mark.parametrize("before", [KEEPS_NOTHING, KEPT_NONSENSE], ids=["nothing", "nonsense"])
+def test_a_browser_that_keeps_nothing_shows_the_world(standin: StandIn, browser: Browser, before: str) -> None:
+    page = WatchedPage(browser, standin.url, before=before)
+    page.begin()
+    page.read("app.viewer.settings.set('theme', 'light')")
+    page.read("app.connection.drop()")
+    page.wait("app.world.epoch === 1 && app.world.shown?.chunkIndex > 1")
+    assert page.complaints == []
     page.close()
 
 
