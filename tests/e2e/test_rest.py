@@ -102,6 +102,15 @@ async def test_a_session_made_over_rest_is_taken_up_by_a_socket(rest: Rest) -> N
         assert await socket.closed() == 1000
 
 
+async def test_a_reset_clears_the_prompt_and_keeps_the_seed_unless_they_are_given(rest: Rest) -> None:
+    created = await rest.create(prompt="a town", seed=7)
+    path = f"/v1/sessions/{created['session_id']}/reset"
+    (session,) = rest.worker.sessions.values()
+    for body, expected in [({}, ("", 7)), ({"prompt": "night", "seed": 8}, ("night", 8)), ({}, ("", 8))]:
+        view = (await rest.http.post(path, json=body)).json()
+        assert (view["prompt"], view["seed"]) == (session.prompt, session.seed) == expected
+
+
 async def test_a_reset_while_parked_is_seen_by_the_next_socket(rest: Rest) -> None:
     created = await rest.create()
     async with await WorldSocket.open(rest.url) as socket:

@@ -62,6 +62,23 @@ async def test_every_session_is_told_before_its_socket_is_closed() -> None:
         assert_all_answered(socket)
 
 
+async def test_the_events_of_the_chunk_under_way_are_answered() -> None:
+    async with serving() as server:
+        socket = await server.connect()
+        started = await socket.start(pacing="free")
+        await server.pause(socket)
+        await socket.send("session.event", event_id=4, prompt="x")
+        await socket.expect("event.queued", event_id=4)
+        server.worker.hold()
+        await socket.send("session.unpause")
+        (actor,) = server.context.table.all()
+        await server.until(lambda: actor.session.in_flight is not None and actor.session.in_flight.event_ids == (4,))
+        listening = asyncio.create_task(socket.closed())
+        await stop(server)
+    assert_told(socket, await listening, started)
+    assert [message["reason"] for message in socket.messages if message["type"] == "event.dropped"] == ["closed"]
+
+
 async def test_a_client_that_is_sending_gets_the_reason_too() -> None:
     async with serving(ScriptedWorker(model_info(capacity_sessions=3))) as server:
         sockets = [await server.connect() for _ in range(3)]

@@ -76,6 +76,17 @@ async def test_a_transient_rollback_is_retried_only_if_configured(retries: int) 
             await socket.error(code="tick_failed")
 
 
+@pytest.mark.parametrize("error", [TickRolledBack("boom"), OutcomeUnknown("boom")])
+async def test_no_other_failure_is_retried(error: Any) -> None:
+    async with serving(session=SessionSection(retry_rolled_back_ticks=1)) as server:
+        server.worker.tick_failures.append(error)
+        socket = await server.connect()
+        await socket.start()
+        await socket.error(code="tick_failed")
+        await socket.expect("session.state", state="failed")
+        assert server.worker.served == []
+
+
 async def test_a_retry_that_is_refused_leaves_the_next_chunk_a_retry_of_its_own() -> None:
     async with serving(session=SessionSection(retry_rolled_back_ticks=1)) as server:
         socket = await server.connect()

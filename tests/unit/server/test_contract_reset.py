@@ -74,14 +74,20 @@ def test_a_run_that_begins_from_nothing_gets_the_last_image() -> None:
     run_virtual(main())
 
 
-def test_state_of_which_nothing_is_known_is_closed_and_opened_and_never_reset() -> None:
+@pytest.mark.parametrize("release", [Fate.DONE, Fate.UNKNOWN])
+def test_state_of_which_nothing_is_known_is_closed_and_opened_and_never_reset(release: Fate) -> None:
+    """Whether or not it was released when the reset before had failed."""
+
     async def main() -> None:
         worker = WatchedWorker()
         async with loop_serving(worker) as server:
             client = await server.started()
-            worker.request_fates.append(Fate.UNKNOWN)
+            worker.request_fates.extend([Fate.UNKNOWN, release])
             client.send("session.reset")
             await client.expect("session.state", state="failed")
+            await asyncio.sleep(1.0)
+            (actor,) = server.table.all()
+            assert actor.holds_place == (release is Fate.UNKNOWN)
             client.send("session.reset")
             await client.expect("session.state", state="active", run=1)
             assert [kind for kind, *_ in worker.begun] == ["open", "reset", "open"]

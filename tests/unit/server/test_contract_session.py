@@ -90,6 +90,7 @@ class SessionContract(RuleBasedStateMachine):
         self.phase = Phase.ACTIVE
         self.floor = FIRST_EVENT_ID - 1
         self.pending: dict[int, str | None] = {}
+        self.controls: dict[int, tuple[Control, ...]] = {}
         self.remembered: deque[int] = deque(maxlen=MAX_PENDING)
         self.in_flight: list[int] | None = None
         self.in_flight_run = 0
@@ -119,7 +120,7 @@ class SessionContract(RuleBasedStateMachine):
     )
     def accepts(self, event_id: int, prompt: str | None, tracks: list[str]) -> None:
         expected = self._refusal(event_id, prompt, tracks)
-        controls = tuple(Control(track=track, schema="s", data=b"") for track in tracks)
+        controls = tuple(Control(track=track, schema="s", data=b"%d" % event_id) for track in tracks)
         if expected is not None:
             with pytest.raises(EventRefused) as caught:
                 self.session.accept(event_id=event_id, prompt=prompt, controls=controls, now=self.now)
@@ -127,6 +128,7 @@ class SessionContract(RuleBasedStateMachine):
             return
         self.session.accept(event_id=event_id, prompt=prompt, controls=controls, now=self.now)
         self.pending[event_id] = prompt
+        self.controls[event_id] = controls
         self.remembered.append(event_id)
         self.accepted.append(event_id)
 
@@ -176,6 +178,7 @@ class SessionContract(RuleBasedStateMachine):
             return
         assert tick.chunk_index == self.next_index
         assert tick.event_ids == tuple(sorted(self.pending))
+        assert [event.controls for event in tick.events] == [self.controls[event_id] for event_id in tick.event_ids]
         prompts = [self.pending[event_id] for event_id in sorted(self.pending)]
         given = [prompt for prompt in prompts if prompt is not None]
         self.in_flight_prompt = given[-1] if given else None
