@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.support.lingbot_golden import DEFAULT_ROOT
 from worldmodel.checkpoint.errors import CheckpointError
 from worldmodel.checkpoint.plan import CheckpointPlan
 from worldmodel.checkpoint.writer import write_checkpoint
@@ -280,6 +281,12 @@ def test_an_original_config_without_a_window_takes_the_published_one(caplog: pyt
     assert "config has no num_frames_per_block, sliding_window_num_frames, local_attn_size" in caplog.text
     assert config["attention_head_dim"] == 32
     assert transformer_config(config, "here") == config
+
+
+def test_the_statistics_that_the_original_layout_leaves_unsaid_are_those_of_the_golden_vae() -> None:
+    golden = json.loads((DEFAULT_ROOT / "lingbot" / "vae_names.json").read_text())["diffusers_config"]
+    for name in ("latents_mean", "latents_std"):
+        assert FULL.vae[name] == golden[name]
 
 
 def test_an_original_config_keeps_how_many_text_rows_are_attended_to() -> None:
