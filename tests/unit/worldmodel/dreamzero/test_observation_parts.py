@@ -267,8 +267,15 @@ def test_every_embodiment_reads_a_request(tag: str) -> None:
 def test_templates_tell_which_camera_is_where() -> None:
     frames = {tag: frame_prompt("Wave", embodiment(tag).template) for tag in ("oxe_droid", "agibot", "yam")}
     assert "The top view shows the camera view from the robot's wrist" in frames["oxe_droid"]
-    assert "The top-left view shows the camera view from the robot's head" in frames["agibot"]
-    assert "The top-left view shows the top camera, the top-right view shows the right camera" in frames["yam"]
+    assert (
+        "The top-left view shows the camera view from the robot's head, the top-right view shows the camera view from "
+        "the right hand, the bottom-left view shows the camera view from the left hand, and the bottom-right view is a "
+        "black screen (inactive view). The"
+    ) in frames["agibot"]
+    assert (
+        "The top-left view shows the top camera, the top-right view shows the right camera, the bottom-left view shows "
+        "the left camera, and the bottom-right view is a black screen. The"
+    ) in frames["yam"]
     for text in frames.values():
         assert text.startswith("A multi-view video shows that a robot wave The video is split into ")
         assert text.endswith(" The robot wave")
