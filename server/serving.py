@@ -41,6 +41,9 @@ ROBOT_PING_S = 20.0
 GOODBYE_SHARE = 0.25
 """Share of `server.shutdown_s` that clients get to answer a close; then their connections are cut."""
 
+REQUESTS_SHARE = 0.25
+"""Share of it that requests under way get after that, and sockets that take nothing. The worker has what is left."""
+
 GOODBYE_POLL_S = 0.02
 
 
@@ -91,7 +94,7 @@ def uvicorn_config(app: FastAPI, config: ServerConfig) -> ConnectionConfig:
         ws_max_size=config.robot.max_message_bytes if serves_robots else config.limits.max_message_bytes,
         ws_ping_interval=ping_s,
         ws_ping_timeout=ping_s,
-        timeout_graceful_shutdown=math.ceil(config.server.shutdown_s * (1 - GOODBYE_SHARE)),
+        timeout_graceful_shutdown=config.server.shutdown_s * REQUESTS_SHARE,
         lifespan="on",
         access_log=False,
         server_header=False,

@@ -7,10 +7,12 @@ import socket
 import pytest
 from fastapi import FastAPI
 
+from server.app import create_app
 from server.config import LimitsSection, ServerSection
-from server.serving import ServeError, bind, uvicorn_config
+from server.serving import ServeError, bind, uvicorn_config, world_server
 from server.websocket_connection import BoundedWebSocket
 from tests.support.server_client import fake_config
+from tests.support.server_worker import ScriptedWorker
 
 
 @pytest.mark.parametrize(("stall_timeout_s", "timeout_ms"), [(60.0, 60_000), (0.2504, 251), (1e9, 2**31 - 1)])
@@ -38,6 +40,13 @@ def test_a_taken_port_is_one_sentence() -> None:
         port = listener.getsockname()[1]
         with pytest.raises(ServeError, match=rf"127\.0\.0\.1:{port}: the port is in use"):
             bind(ServerSection(port=port), stall_timeout_s=1.0)
+
+
+def test_clients_that_do_not_leave_keep_half_of_the_shutdown_for_the_worker() -> None:
+    config = fake_config(server=ServerSection(shutdown_s=3.0))
+    server = world_server(create_app(config, worker=ScriptedWorker()), config)
+    assert server.config.timeout_graceful_shutdown is not None
+    assert server._goodbye_s + server.config.timeout_graceful_shutdown == 1.5
 
 
 def test_a_frame_above_the_limit_is_not_even_received() -> None:
