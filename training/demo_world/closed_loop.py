@@ -1,28 +1,15 @@
-"""Rollouts against the renderer: PSNR by chunk, sharpness, and contact sheets.
-
-This is the quick measure between training runs; what ships is measured through the server.
-"""
+"""Closed loops of scripts, as a server would play them; the training takes histories of its own making from here."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
-from training.demo_world import scene, trajectories
 from training.demo_world.batches import RolledOut
-from training.demo_world.dataset import (
-    CONDITION_FRAMES,
-    FRAMES_PER_CHUNK,
-    LatentSpace,
-    Walks,
-    draw,
-    relative_motion,
-)
+from training.demo_world.dataset import CONDITION_FRAMES, FRAMES_PER_CHUNK, Walks
 from training.demo_world.model import SIGMAS, PromptTable
 from training.demo_world.network import TrainingNetwork
 from training.demo_world.prompts import PROMPTS_PER_STYLE
@@ -91,86 +78,3 @@ def roll_out_walks(
         errors_RN=torch.nn.functional.pad(errors, (0, padding), value=math.inf),
         num_chunks=chunks,
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluation:
-    """PSNR in dB by chunk: the loop, the VAE alone, a frozen first frame; and the latents' spread over the truth's."""
-
-    psnr_db: list[float]
-    ceiling_db: list[float]
-    frozen_db: list[float]
-    sharpness: list[float]
-    sheet: Image.Image
-
-    def at(self, chunks: tuple[int, ...]) -> dict[str, list[float]]:
-        """Return the numbers at chunks counted from 1."""
-        series = {"psnr_db": self.psnr_db, "ceiling_db": self.ceiling_db, "frozen_db": self.frozen_db}
-        series["sharpness"] = self.sharpness
-        return {
-            name: [round(values[chunk - 1], 2) for chunk in chunks if chunk <= len(values)]
-            for name, values in series.items()
-        }
-
-
-@torch.no_grad()
-def evaluate(
-    network: TrainingNetwork,
-    prompts: PromptTable,
-    space: LatentSpace,
-    fixed_condition: Tensor,
-    *,
-    sessions: int = 24,
-    chunks: int = 26,
-    seed: int = 999,
-) -> Evaluation:
-    """Roll out held-out random key scripts, half of them with style changes, and compare with the renderer."""
-    rng = np.random.default_rng(seed)
-    device = fixed_condition.device
-    frames = chunks * FRAMES_PER_CHUNK
-    keys = trajectories.sample_keys(rng, sessions, frames)
-    cameras = trajectories.walk(keys, trajectories.sample_starts(rng, sessions), rng.random(sessions) * 2 * math.pi)
-    styles = np.repeat(rng.integers(0, len(scene.STYLES), sessions)[:, None], chunks, axis=1)
-    for session in range(sessions // 2, sessions):
-        for chunk in range(1, chunks):
-            changes = rng.random() < 0.08
-            styles[session, chunk] = rng.integers(0, len(scene.STYLES)) if changes else styles[session, chunk - 1]
-    truth = draw(cameras, np.repeat(styles, FRAMES_PER_CHUNK, axis=1), device)
-    rotations, translations = relative_motion(cameras)
-    script = Script(
-        styles_EN=torch.from_numpy(styles).to(device),
-        rotations_ET33=torch.from_numpy(rotations).to(device),
-        translations_ET3=torch.from_numpy(translations).to(device),
-        conditions_ECTYX=space.opening_condition(truth[:, 0]),
-    )
-    latents = roll_out(network, prompts, script, fixed_condition)
-    true_latents = torch.cat([space.encode(part) for part in truth.split(8)])
-    generated = torch.cat([space.decode(part) for part in latents.split(8)])
-    rebuilt = torch.cat([space.decode(part) for part in true_latents.split(8)])
-    spread = [x.unflatten(2, (chunks, -1)).std(dim=(3, 4, 5)).mean(dim=(0, 1)) for x in (latents, true_latents)]
-    return Evaluation(
-        psnr_db=_psnr_by_chunk(generated, truth, chunks),
-        ceiling_db=_psnr_by_chunk(rebuilt, truth, chunks),
-        frozen_db=_psnr_by_chunk(truth[:, :1].expand_as(truth), truth, chunks),
-        sharpness=(spread[0] / spread[1]).tolist(),
-        sheet=sheet([(truth[index], generated[index]) for index in (0, 1, sessions // 2, sessions - 1)]),
-    )
-
-
-def _psnr_by_chunk(frames: Tensor, truth: Tensor, chunks: int) -> list[float]:
-    """Return the mean PSNR of each chunk's media frames; the first chunk has 9, every other one 12."""
-    squared = (frames.float() - truth.float()).square().mean(dim=(2, 3, 4))
-    ends = [9 + 12 * chunk for chunk in range(chunks)]
-    starts = [0, *ends[:-1]]
-    means = [squared[:, start:end].mean(1).clamp(min=1e-3) for start, end in zip(starts, ends, strict=True)]
-    return [(10 * torch.log10(255**2 / mean)).mean().item() for mean in means]
-
-
-def sheet(pairs: list[tuple[Tensor, Tensor]], columns: int = 12) -> Image.Image:
-    """Put the truth above what was generated, evenly spaced frames of [M, H, W, 3]."""
-    rows = []
-    for pair in pairs:
-        for frames in pair:
-            index = np.linspace(0, len(frames) - 1, columns).astype(int)
-            rows.append(np.concatenate(list(frames[index].cpu().numpy()), axis=1))
-    return Image.fromarray(np.concatenate(rows, axis=0))

@@ -128,6 +128,8 @@ def build_walks(
     gap = np.where(rng.random(num_walks) < _CONTINUOUS_CHANCE, 0, rng.integers(1, MAX_GAP_CHUNKS + 1, num_walks))
     total = OPENING_FRAMES + FRAMES_PER_CHUNK * MAX_GAP_CHUNKS + LATER_FRAMES
     keys = trajectories.sample_keys(rng, num_walks, total)
+    # The first latent frame is the start image, and does not move.
+    keys[:, 0] = False
     headings = rng.random(num_walks) * 2 * math.pi
     cameras = trajectories.walk(keys, trajectories.sample_starts(rng, num_walks), headings)
     rotations, translations = relative_motion(cameras)

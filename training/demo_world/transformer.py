@@ -26,8 +26,9 @@ from torch import Tensor
 from training.demo_world import scene
 from training.demo_world.batches import CHUNKS, Batch, Batches, RolledOut
 from training.demo_world.clips import ClipInputs, Clips
-from training.demo_world.closed_loop import evaluate, roll_out_walks
+from training.demo_world.closed_loop import roll_out_walks
 from training.demo_world.dataset import FRAMES_PER_CHUNK, LatentSpace, Walks, build_walks
+from training.demo_world.judge import Judge
 from training.demo_world.model import (
     CHUNK_POSE_LAYERS,
     HISTORY_POSE_LAYERS,
@@ -45,7 +46,6 @@ AGREE_EVERY = 20
 """Steps between two looks at the clock, which make the host wait for the device."""
 ROLL_OUT_EVERY = 60
 POSE_WEIGHT = 0.1
-REPORTED_CHUNKS = (1, 2, 3, 6, 10, 12, 15, 20, 26)
 
 
 def loss_of(clips: Clips, model: DemoModel, prompts: PromptTable, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -205,15 +205,11 @@ class Run:
         arguments = self.arguments
         self.optimizer.swap_average()
         self.optimizer.weights.copy_(self.optimizer.weights.bfloat16())
-        sessions, chunks = (2, 3) if arguments.smoke else (24, 26)
         torch.manual_seed(0)
         with torch.autocast(self.device.type, torch.bfloat16):
-            result = evaluate(
-                self.network, self.prompts, self.space, self.fixed_condition, sessions=sessions, chunks=chunks
-            )
-        result.sheet.save(arguments.out / "closed_loop.png")
-        report = {"steps": self.optimizer.num_steps, "seconds": arguments.seconds, "chunks": REPORTED_CHUNKS}
-        report |= result.at(REPORTED_CHUNKS)
+            judge = Judge(self.network, self.prompts, self.space, self.fixed_condition)
+            judged = judge.report(arguments.out / "closed_loop.png", is_short=arguments.smoke)
+        report = {"steps": self.optimizer.num_steps, "seconds": arguments.seconds, **judged}
         (arguments.out / "report.json").write_text(json.dumps(report, indent=2) + "\n")
         print(json.dumps(report), flush=True)
 
