@@ -16,3 +16,5 @@ class ConnectionConfig(uvicorn.Config):
     def __init__(self, app: ASGIApp, *, limits: LimitsSection, **options: Any) -> None:
         super().__init__(app, **options)
         self.limits = limits
+        self.idle_connections: dict[Any, None] = {}
+        """HTTP connections without a request under way, those that have been so for longest first."""

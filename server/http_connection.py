@@ -23,6 +23,13 @@ asyncio would read 256 KiB: 43690 empty frames took 130 to 180 ms of CPU, and a 
 """
 
 
+MAX_IDLE_CONNECTIONS = 256
+"""Connections without a request under way: before the first one, between two, or in a head that is not whole.
+
+One more takes the place of the one that has been so for longest: a flood of connections that say nothing would take all
+file descriptors, and nobody could even ask how the server is. Who means it sends its request at once.
+"""
+
 BODY_RECHECK_S = 1.0
 """How long after its time a body is looked at again whose request is still being answered."""
 
@@ -36,6 +43,7 @@ class TimedHttpConnection(H11Protocol):
     def __init__(self, config: ConnectionConfig, *arguments: Any, **options: Any) -> None:
         super().__init__(config, *arguments, **options)
         self._body_timeout_s = config.limits.body_timeout_s
+        self._idle = config.idle_connections
         self._head_timer: asyncio.TimerHandle | None = None
         self._body_timer: asyncio.TimerHandle | None = None
 
@@ -44,12 +52,14 @@ class TimedHttpConnection(H11Protocol):
         cast("Any", transport).max_size = READ_BYTES
         super().connection_made(cast("asyncio.Transport", transport))
         self._watch_head()
+        self._note_idle()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         is_waiting = self.transport.get_protocol() is self and self.conn.their_state is h11.IDLE
         if not is_waiting:
             self._stop_watching()
+            self._idle.pop(self, None)
         elif self._head_timer is None and self.conn.trailing_data[0]:
             self._watch_head()
 
@@ -61,10 +71,25 @@ class TimedHttpConnection(H11Protocol):
         elif self._body_timer is None:
             self._watch_body(self._body_timeout_s)
 
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
+            self._note_idle()
+
     def connection_lost(self, exc: Exception | None) -> None:
+        self._idle.pop(self, None)
         self._stop_watching()
         self._stop_watching_body()
         super().connection_lost(exc)
+
+    def _note_idle(self) -> None:
+        """Count from now as idle, and close who has been so for longest if those are too many."""
+        self._idle.pop(self, None)
+        self._idle[self] = None
+        if len(self._idle) > MAX_IDLE_CONNECTIONS:
+            oldest = next(iter(self._idle))
+            del self._idle[oldest]
+            oldest.transport.close()
 
     def _watch_head(self) -> None:
         self._head_timer = self.loop.call_later(REQUEST_HEAD_S, self._head_expired)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import math
+import resource
 import socket
 import sys
 import webbrowser
@@ -30,6 +31,13 @@ from worldmodel.errors import LoadFailed
 
 BACKLOG = 2048
 """Connections that may wait to be taken; what uvicorn asks for too."""
+
+MAX_OPEN_FILES = 65536
+"""How far the process raises its own limit of open files, if it may.
+
+The usual 1024 are few beside `limits.max_connections`. At the limit asyncio logs 2048 tracebacks for each attempt to
+accept a connection, and everybody waits for that.
+"""
 
 WS_PING_S = 5.0
 """Ping interval and time-out: a peer that vanished without a word is noticed within twice this time."""
@@ -73,6 +81,14 @@ def bind(section: ServerSection, *, stall_timeout_s: float) -> socket.socket:
         reason = "the port is in use; choose another with --port" if taken else str(error)
         raise ServeError(f"cannot listen on {section.host}:{section.port}: {reason}") from error
     return listener
+
+
+def raise_file_limit() -> None:
+    """Let this process open as many files as the system allows it to, up to `MAX_OPEN_FILES`."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def url_of(listener: socket.socket, section: ServerSection) -> str:
@@ -148,6 +164,7 @@ def world_server(app: FastAPI, config: ServerConfig) -> WorldServer:
 def serve(config: ServerConfig, *, open_browser: bool = False) -> None:
     """Serve until a signal comes. Raises `ServeError` or `LoadFailed`."""
     bound_malloc()
+    raise_file_limit()
     with (
         configured_logging(config.server),
         bind(config.server, stall_timeout_s=config.session.stall_timeout_s) as listener,

@@ -11,7 +11,13 @@ from uvicorn.server import ServerState
 
 from server.config import LimitsSection
 from server.connection_config import ConnectionConfig
-from server.http_connection import BODY_RECHECK_S, READ_BYTES, REQUEST_HEAD_S, TimedHttpConnection
+from server.http_connection import (
+    BODY_RECHECK_S,
+    MAX_IDLE_CONNECTIONS,
+    READ_BYTES,
+    REQUEST_HEAD_S,
+    TimedHttpConnection,
+)
 from tests.support.virtual_time import run_virtual, settle
 from tests.support.wires import Wire
 
@@ -31,9 +37,14 @@ async def answer(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body"})
 
 
-def connect(app: Any = nothing) -> tuple[TimedHttpConnection, Wire]:
+def load_config(app: Any = nothing) -> ConnectionConfig:
     config = ConnectionConfig(app, limits=LIMITS, ws="none", log_config=None)
     config.load()
+    return config
+
+
+def connect(app: Any = nothing, config: ConnectionConfig | None = None) -> tuple[TimedHttpConnection, Wire]:
+    config = config or load_config(app)
     connection = TimedHttpConnection(config, ServerState(), {}, _loop=asyncio.get_running_loop())
     wire = Wire()
     wire.set_protocol(connection)
@@ -64,6 +75,25 @@ def test_a_request_that_came_may_take_its_time_and_so_may_the_next_that_has_not_
         (answering,) = connection.tasks
         answering.cancel()
         await asyncio.gather(answering, return_exceptions=True)
+
+    run_virtual(main())
+
+
+def test_of_too_many_idle_connections_the_one_that_waits_longest_is_closed() -> None:
+    async def main() -> None:
+        config = load_config(answer)
+        busy, busy_wire = connect(config=config)
+        busy.data_received(BODY_REQUEST)
+        answered, answered_wire = connect(config=config)
+        wires = [connect(config=config)[1] for _ in range(MAX_IDLE_CONNECTIONS - 1)]
+        answered.data_received(REQUEST)
+        await settle()
+        assert answered_wire.written
+        assert not any(wire.is_closed for wire in (busy_wire, answered_wire, *wires))
+        newest = connect(config=config)[1]
+        assert [wire.is_closed for wire in (busy_wire, answered_wire, newest)] == [False] * 3
+        assert [wire.is_closed for wire in wires] == [True] + [False] * (MAX_IDLE_CONNECTIONS - 2)
+        assert len(config.idle_connections) == MAX_IDLE_CONNECTIONS
 
     run_virtual(main())
 

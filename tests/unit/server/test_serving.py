@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 
 import pytest
@@ -9,7 +10,7 @@ from fastapi import FastAPI
 
 from server.app import create_app
 from server.config import LimitsSection, ServerSection
-from server.serving import ServeError, bind, uvicorn_config, world_server
+from server.serving import MAX_OPEN_FILES, ServeError, bind, raise_file_limit, uvicorn_config, world_server
 from server.websocket_connection import BoundedWebSocket
 from tests.support.server_client import fake_config
 from tests.support.server_worker import ScriptedWorker
@@ -47,6 +48,19 @@ def test_clients_that_do_not_leave_keep_half_of_the_shutdown_for_the_worker() ->
     server = world_server(create_app(config, worker=ScriptedWorker()), config)
     assert server.config.timeout_graceful_shutdown is not None
     assert server._goodbye_s + server.config.timeout_graceful_shutdown == 1.5
+
+
+def test_the_limit_of_open_files_is_raised_as_far_as_allowed() -> None:
+    before = soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))
+        raise_file_limit()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (most, hard)
+        raise_file_limit()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (most, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_a_frame_above_the_limit_is_not_even_received() -> None:
