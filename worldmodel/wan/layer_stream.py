@@ -4,7 +4,8 @@
                |copy     |copy while layer 0 computes
     device  | slot 0  | slot 1  |                    two copies of the structure, used in turn
 
-The layer loop asks for the next layer and gets a module that is ready to run: nothing else of the model changes.
+The layer loop asks for the next layer and gets a module that is ready to run: nothing else of the model changes. The
+slots exist while a loop runs: who streams a text encoder needs their memory for pictures the rest of the time.
 """
 
 from __future__ import annotations
@@ -55,8 +56,7 @@ class StreamedLayers(Generic[LayerT]):
             weakref.finalize(self, _unlock_pages, self._host)
             for flat in self._host:
                 _lock_pages(flat)
-        first = self._host[0]
-        self._slots = [_Slot(make_layer(), first.numel(), first.dtype, device) for _ in range(NUM_SLOTS)]
+        self._make_layer = make_layer
 
     def __len__(self) -> int:
         return len(self._host)
@@ -67,22 +67,29 @@ class StreamedLayers(Generic[LayerT]):
         return sum(flat.nbytes for flat in self._host)
 
     def __iter__(self) -> Iterator[LayerT]:
+        first = self._host[0]
+        slots = [_Slot(self._make_layer(), first.numel(), first.dtype, self._device) for _ in range(NUM_SLOTS)]
         if self._stream is not None:
             # The slots' memory may be another tensor's that kernels in flight still use.
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        self._start_copy(0)
-        for index in range(len(self)):
-            if index + 1 < len(self):
-                self._start_copy(index + 1)
-            slot = self._slots[index % NUM_SLOTS]
-            if slot.copied is not None:
-                torch.cuda.current_stream(self._device).wait_event(slot.copied)
-            yield slot.layer
-            if slot.used is not None:
-                slot.used.record(torch.cuda.current_stream(self._device))
+        try:
+            self._start_copy(0, slots)
+            for index in range(len(self)):
+                if index + 1 < len(self):
+                    self._start_copy(index + 1, slots)
+                slot = slots[index % NUM_SLOTS]
+                if slot.copied is not None:
+                    torch.cuda.current_stream(self._device).wait_event(slot.copied)
+                yield slot.layer
+                if slot.used is not None:
+                    slot.used.record(torch.cuda.current_stream(self._device))
+        finally:
+            if self._stream is not None:
+                # After this the memory is given back, also where somebody stopped in the middle.
+                torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
-    def _start_copy(self, index: int) -> None:
-        slot = self._slots[index % NUM_SLOTS]
+    def _start_copy(self, index: int, slots: Sequence[_Slot[LayerT]]) -> None:
+        slot = slots[index % NUM_SLOTS]
         if self._stream is None or slot.used is None or slot.copied is None:
             slot.flat.copy_(self._host[index])
             return
