@@ -14,8 +14,8 @@ from torch import Tensor
 
 from offload.host_weights import HostPart
 
-STAGING_BYTES = 64 * 1024 * 1024
-"""Size of one staging buffer: large enough that starting a copy costs nothing, small beside any layer."""
+STAGING_BYTES = 32 * 1024 * 1024
+"""Size of one staging buffer: the fastest with 4 or 8 host threads, and with 16 as fast as 64 MiB (docs/offload.md)."""
 
 NUM_STAGING_BUFFERS = 2
 """One is filled by the host while the device empties the other."""
