@@ -41,7 +41,7 @@ from worldmodel.lingbot.recache import CleanHistory, HistoryEncoder, extend_hist
 from worldmodel.lingbot.reducer import CameraPlan, CameraReducer
 from worldmodel.lingbot.settings import check_settings
 from worldmodel.lingbot.state import LingBotState
-from worldmodel.lingbot.streaming import stream_request
+from worldmodel.lingbot.streaming import set_time_networks_aside, stream_request, use_growing_segments
 from worldmodel.lingbot.transformer import TEXT_STORE, kv_geometry
 from worldmodel.lingbot.transformer_config import TransformerConfig
 from worldmodel.lingbot.weights import LoadedModel, load_model
@@ -62,6 +62,8 @@ def create_adapter(config: StartWorker, progress: ProgressFn) -> LingBotAdapter:
     """
     options = _options(config)
     device = _device(config.device)
+    if config.offload.streams and device.type == "cuda":
+        use_growing_segments(device)
     plan = precision_plan(config.precision)
 
     def check(network: TransformerConfig) -> None:
@@ -125,14 +127,18 @@ class LingBotAdapter:
         self._noise_clip_latent_frames = options.noise_clip_latent_frames or 0
         plan = model.transformer.plan
         self._recache_on_prompt = options.recache_on_prompt
-        self._decodes_whole_chunks = config.offload.decode == "whole_chunk"
+        self._vae.takes_single_frames = config.offload.decode == "per_latent_frame"
+        self._vae_is_parked = config.offload.vae == "parked"
         model.transformer.keeps_camera = config.offload.camera_modulation == "per_chunk"
-        if config.offload.vae == "parked":
+        if self._vae_is_parked:
             self._vae.residence = ParkedModule(self._vae, self._device).on_device
         kv = self.kv_spec()
-        self._acceleration = accelerate(model.transformer, options, kv, stream_request(model, config, progress))
         with torch.inference_mode():
-            self._sampler = ChunkSampler(model.transformer, table, self._acceleration.forward)
+            self._sampler = ChunkSampler(model.transformer, table)
+        if config.offload.streams:
+            set_time_networks_aside(model.transformer)
+        self._acceleration = accelerate(model.transformer, options, kv, stream_request(model, config, progress))
+        self._sampler.use(self._acceleration.forward)
         self._noise = noise
         self._prompts = PromptEncoder(model.text_encoder, plan.linear)
         self._reducer = CameraReducer(options, config.width, config.height, fps=config.fps)
@@ -185,7 +191,8 @@ class LingBotAdapter:
             recache_on_prompt=self._recache_on_prompt,
             noise_clip_latent_frames=self._noise_clip_latent_frames,
             keeps_camera=self._transformer.keeps_camera,
-            decodes_whole_chunks=self._decodes_whole_chunks,
+            decodes_whole_chunks=not self._vae.takes_single_frames,
+            parks_vae=self._vae_is_parked,
         )
 
     def attention(self) -> Attention:
@@ -318,14 +325,8 @@ class LingBotAdapter:
     def _decode(self, latents_CFYX: torch.Tensor, state: LingBotState) -> tuple[torch.Tensor | None, VAECache | None]:
         if not needs_pixels(state.outputs):
             return None, None
-        if self._decodes_whole_chunks:
-            frames_13THW, cache = self._vae.decode(latents_CFYX[None], state.decoder_cache)
-            return frames_13THW[0], cache
-        next_cache, frames = state.decoder_cache, []
-        for latent_CYX in latents_CFYX.unbind(1):
-            frames_13THW, next_cache = self._vae.decode(latent_CYX[None, :, None], next_cache)
-            frames.append(frames_13THW[0])
-        return torch.cat(frames, dim=1), next_cache
+        frames_13THW, cache = self._vae.decode(latents_CFYX[None], state.decoder_cache)
+        return frames_13THW[0], cache
 
     def _num_media_frames(self, chunk: ChunkTransaction) -> int:
         is_first = chunk.first_latent_frame == 0

@@ -30,6 +30,9 @@ FORWARD, CAMERA, TEXT = "forward", "camera", "text"
 USES_PER_CHUNK: Mapping[str, float] = {FORWARD: 5.0, CAMERA: 1.0, TEXT: 0.02}
 """Four steps and the commit; the camera once; a prompt is taken to change every fifty chunks."""
 
+TIME_NETWORKS = ("time_embedding.", "time_projection.")
+"""Beginnings of the names of what computes the modulation of a timestep: used at load, never in a chunk."""
+
 _LINEARS = re.compile(r"blocks\.\d+\.((self|cross)_attn\.[qkvo]|ffn\.\d+|cam_\w+)\.(weight|bias)")
 
 

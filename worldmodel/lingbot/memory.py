@@ -9,7 +9,8 @@ import math
 from dataclasses import replace
 
 from kvcache.spec import KVSpec
-from worldmodel.lingbot.transformer import kv_geometry
+from worldmodel.lingbot.layer_parts import TIME_NETWORKS, is_streamed_name
+from worldmodel.lingbot.transformer import LingBotTransformer, kv_geometry
 from worldmodel.lingbot.transformer_config import TransformerConfig
 from worldmodel.wan.layers import PATCH
 from worldmodel.wan.precision import PrecisionPlan
@@ -18,8 +19,17 @@ from worldmodel.wan.vae import WanVAE
 MAX_BASES = 2
 """Camera bases kept: one for the default intrinsics, one for those of a trajectory."""
 
-DECODE_ACTIVATIONS = 6
-"""Activations of the decoder's widest stage that are alive at once; an estimate, for the memory plan only."""
+VAE_ACTIVATIONS = 5
+"""Activations of the VAE's widest units that are alive at once: the input, three stacked taps of it, and the output.
+
+When the inputs of the stage and of the second convolution were kept as well, 7 in all, a device was seen to need 6.98.
+"""
+
+VAE_HISTORY_FRAMES = 2
+"""Frames of a layer's history that are read while the next history is there already."""
+
+LAYER_ACTIVATIONS = 12
+"""Streams of the model's width that a layer holds at once, beside the hidden ones of its feed-forward; an estimate."""
 
 FLOAT32_BYTES = 4
 
@@ -44,11 +54,13 @@ def plan_kv(
     noise_clip_latent_frames: int = 0,
     keeps_camera: bool = True,
     decodes_whole_chunks: bool = True,
+    parks_vae: bool = False,
 ) -> KVSpec:
     """Return the K/V geometry at one picture size, with the bytes of a session and of the worker.
 
     `vae` may be on the meta device. A worker that does not keep the camera's scales and shifts has those of one layer
-    at a time; one that does not decode whole chunks decodes one latent frame at a time.
+    at a time; one that does not decode whole chunks decodes and encodes one latent frame at a time; one that parks the
+    VAE has its weights on the device while it works.
     """
     latent_height, latent_width = height // vae.config.spatial_factor, width // vae.config.spatial_factor
     spec = kv_geometry(
@@ -64,7 +76,8 @@ def plan_kv(
             width=width,
             height=height,
             num_camera_layers=config.num_layers if keeps_camera else 1,
-            decoded_latent_frames=config.latent_frames_per_chunk if decodes_whole_chunks else 1,
+            latent_frames_at_once=config.latent_frames_per_chunk if decodes_whole_chunks else 1,
+            parks_vae=parks_vae,
         ),
     )
     owned_bytes = _session_bytes(config, vae, plan, width=width, height=height)
@@ -95,19 +108,44 @@ def _worker_bytes(
     width: int,
     height: int,
     num_camera_layers: int,
-    decoded_latent_frames: int,
+    latent_frames_at_once: int,
+    parks_vae: bool,
 ) -> int:
-    """Count the camera bases, the VAE caches of the chunk in flight, then the larger of denoising and decoding.
+    """Count the camera bases, the VAE caches of the chunk in flight, then the larger of denoising and the VAE's work.
 
     One chunk is in flight at a time, whoever owns it. Denoising holds camera scale and shift of layers for one
-    chunk, decoding its widest activations: they follow each other.
+    chunk and the streams of a layer, the VAE its widest activations: they follow each other. Encoding is as wide
+    as decoding, both are at the size of the picture.
     """
     factor = vae.config.spatial_factor
     tokens_per_frame = math.prod((height // factor // PATCH, width // factor // PATCH))
     frames = config.latent_frames_per_chunk
-    modulation_bytes = 2 * num_camera_layers * frames * tokens_per_frame * config.width * plan.linear.itemsize
+    stream_bytes = frames * tokens_per_frame * config.width * plan.linear.itemsize
+    hidden_bytes = 2 * frames * tokens_per_frame * config.ffn_dim * plan.linear.itemsize
+    denoise_bytes = (2 * num_camera_layers + LAYER_ACTIVATIONS) * stream_bytes + hidden_bytes
     bases_bytes = num_camera_bases(plan) * ROTATION_ELEMENTS * tokens_per_frame * config.width * FLOAT32_BYTES
-    media_frames = vae.config.temporal_factor * decoded_latent_frames
-    activation_bytes = media_frames * vae.config.decoder_base_dim * height * width * plan.vae.itemsize
+    media_frames = vae.config.temporal_factor * latent_frames_at_once
+    widest = max(vae.config.decoder_base_dim, vae.config.base_dim)
+    frame_bytes = widest * height * width * plan.vae.itemsize
+    vae_bytes = (VAE_ACTIVATIONS * media_frames + VAE_HISTORY_FRAMES) * frame_bytes
+    if parks_vae:
+        vae_bytes += sum(parameter.numel() for parameter in vae.parameters()) * plan.vae.itemsize
     in_flight_bytes = vae.cache_bytes(height, width, plan.vae)
-    return bases_bytes + in_flight_bytes + max(modulation_bytes, DECODE_ACTIVATIONS * activation_bytes)
+    return bases_bytes + in_flight_bytes + max(denoise_bytes, vae_bytes)
+
+
+def outside_bytes(transformer: LingBotTransformer, vae: WanVAE, plan: PrecisionPlan, *, parks_vae: bool) -> int:
+    """Count the weights that a device holds beside streamed layers; modules may be on the meta device.
+
+    The networks of the time path are not among them: they run once, at load.
+    """
+    total = 0
+    for name, parameter in transformer.named_parameters():
+        if not (is_streamed_name(name) or name.startswith(TIME_NETWORKS)):
+            total += parameter.numel() * (FLOAT32_BYTES if _is_float32(name) else plan.linear.itemsize)
+    return total if parks_vae else total + sum(each.numel() for each in vae.parameters()) * plan.vae.itemsize
+
+
+def _is_float32(name: str) -> bool:
+    """Tell what `apply_precision` keeps in float32 in every plan."""
+    return name.startswith("head.") or ".norm3." in name or name.endswith(".modulation")

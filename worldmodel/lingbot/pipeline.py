@@ -41,6 +41,10 @@ class ChunkSampler:
         self._step_times = tuple(transformer.time_constants(step.timestep) for step in table)
         self._commit_time = transformer.time_constants(COMMIT_TIMESTEP)
 
+    def use(self, forward: Forward) -> None:
+        """Compute with another form of the same forward from now on."""
+        self._forward = forward
+
     @property
     def num_steps(self) -> int:
         return len(self.table)

@@ -92,6 +92,28 @@ def stream_request(model: LoadedModel, config: StartWorker, progress: ProgressFn
     )
 
 
+def use_growing_segments(device: torch.device) -> None:
+    """Let torch grow and shrink its memory instead of taking pieces of fixed size; call it before the first of them.
+
+    Activations of a gigabyte come and go between caches that stay. Pieces of fixed size are then broken up: a device
+    that had been planned full had 1.2 GiB that nothing could use.
+    """
+    torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
+    torch.empty(1, device=device)
+    # torch takes settings that it ignores without a word.
+    if not torch.cuda.memory._snapshot()["allocator_settings"].get("expandable_segments"):
+        logger.warning("torch's memory does not grow in place here: a device planned full may run out of memory")
+
+
+def set_time_networks_aside(transformer: LingBotTransformer) -> None:
+    """Take the networks of the time path to the host, after the constants of all timesteps have been made."""
+    transformer.time_embedding.cpu()
+    transformer.time_projection.cpu()
+    if transformer.device.type == "cuda":
+        # Whoever plans asks the device what is free.
+        torch.cuda.empty_cache()
+
+
 def _loaded_bytes(model: LoadedModel) -> int:
     parameters = [*model.transformer.parameters(), *model.vae.parameters()]
     return sum(parameter.nbytes for parameter in parameters if not parameter.is_meta)

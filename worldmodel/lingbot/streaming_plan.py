@@ -1,7 +1,7 @@
 """How much of its device a streamed LingBot model leaves to weights, and which layers stay on it: numbers only.
 
-device   | outside the layers, VAE, text | K/V and sessions | working memory | resident layers, buffers |
-           `loaded_bytes`                  `kv`               WORKING_BYTES    the rest, or less
+device   | outside the layers, VAE, text | K/V, sessions, activations | working memory | resident layers, buffers |
+           `loaded_bytes`                  `kv`                          WORKING_BYTES    the rest, or less
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ from worldmodel.lingbot.layer_parts import CAMERA, USES_PER_CHUNK
 from worldmodel.offload_settings import OffloadSettings
 from worldmodel.wan.precision import PrecisionPlan
 
-WORKING_BYTES = 1 * 1024**3
-"""Activations of a layer, workspaces of the libraries, and what the allocator can't use; an estimate."""
+WORKING_BYTES = 3 * 2**30 // 2
+"""Workspaces of the libraries and what the allocator can't use; an estimate: what a device kept
+unused was 1.2 GiB before its memory could grow in place. Activations are among the sessions' bytes,
+see `memory.py`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from worldmodel.kernels.layer_ops import FP8, PlainOps
 from worldmodel.lingbot.config import LingBotOptions
 from worldmodel.lingbot.empty_model import EmptyModel, build_empty, open_any
 from worldmodel.lingbot.layer_parts import USES_PER_CHUNK, is_streamed_name
-from worldmodel.lingbot.memory import plan_kv
+from worldmodel.lingbot.memory import outside_bytes, plan_kv
 from worldmodel.lingbot.streamed_layers import part_layouts
 from worldmodel.lingbot.streaming_plan import DeviceNumbers, check_settings, plan_layers
 from worldmodel.messages import StartWorker
@@ -73,7 +73,7 @@ def predict(start: StartWorker) -> Forecast:
     kv = _kv(start, empty)
     free_bytes = None
     if device.type == "cuda":
-        free_bytes = torch.cuda.mem_get_info(device)[0] - _loaded_bytes(empty, precision_plan(start.precision))
+        free_bytes = torch.cuda.mem_get_info(device)[0] - _outside_bytes(start, empty)
     residency = _plan(start, empty, kv, free_bytes)
     link = measure_link(device)
     return Forecast(
@@ -82,6 +82,12 @@ def predict(start: StartWorker) -> Forecast:
         copy_ms=residency.copy_ms(link),
         compute_ms=1000 * _compute_s(chunk_work(empty, kv), precision_plan(start.precision), device),
     )
+
+
+def plan_by_sizes(start: StartWorker) -> ResidencyPlan:
+    """Plan as a worker would on a device that is not there. Raises `LoadFailed` as a start does."""
+    empty = _empty(start)
+    return _plan(start, empty, _kv(start, empty), None)
 
 
 def streamed_needs(start: StartWorker, needs: Needs) -> Needs:
@@ -154,6 +160,7 @@ def _kv(start: StartWorker, empty: EmptyModel) -> KVSpec:
         requested_sessions=start.requested_sessions,
         keeps_camera=start.offload.camera_modulation == "per_chunk",
         decodes_whole_chunks=start.offload.decode == "whole_chunk",
+        parks_vae=start.offload.vae == "parked",
     )
 
 
@@ -162,19 +169,15 @@ def _layouts(empty: EmptyModel, plan: PrecisionPlan) -> dict[str, FlatLayout]:
     return part_layouts(empty.transformer.config, plan, layer_format)
 
 
-def _loaded_bytes(empty: EmptyModel, plan: PrecisionPlan) -> int:
-    outside = sum(
-        parameter.numel() * plan.linear.itemsize
-        for name, parameter in empty.transformer.named_parameters()
-        if not is_streamed_name(name)
-    )
-    return outside + sum(parameter.numel() for parameter in empty.vae.parameters()) * plan.vae.itemsize
+def _outside_bytes(start: StartWorker, empty: EmptyModel) -> int:
+    plan, parks_vae = precision_plan(start.precision), start.offload.vae == "parked"
+    return outside_bytes(empty.transformer, empty.vae, plan, parks_vae=parks_vae)
 
 
 def _plan(start: StartWorker, empty: EmptyModel, kv: KVSpec, free_bytes: int | None) -> ResidencyPlan:
     plan = precision_plan(start.precision)
     numbers = DeviceNumbers(
-        loaded_bytes=_loaded_bytes(empty, plan),
+        loaded_bytes=_outside_bytes(start, empty),
         free_bytes=free_bytes,
         gpu_memory_fraction=start.gpu_memory_fraction if free_bytes is not None else 1.0,
     )

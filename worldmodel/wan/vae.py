@@ -99,8 +99,10 @@ class Decoder(nn.Module):
     def forward(self, x_BTHWC: Tensor, cursor: CacheCursor) -> Tensor:
         x_BTHWC = self.mid_block(self.conv_in(x_BTHWC, cursor), cursor)
         # Step by step rather than by stages: a stage's caller would keep its input until it ends.
-        for step in itertools.chain.from_iterable(stage.steps() for stage in self.up_blocks):
-            x_BTHWC = step(x_BTHWC, cursor)
+        for stage in self.up_blocks:
+            assert isinstance(stage, UpStage)
+            for step in stage.steps():
+                x_BTHWC = step(x_BTHWC, cursor)
         return norm_silu_conv(self.norm_out, self.conv_out, x_BTHWC, cursor)
 
 

@@ -6,20 +6,24 @@ from functools import cache
 
 import pytest
 import torch
+from torch import Tensor
 
 from kvcache.errors import BudgetTooSmall
 from kvcache.spec import KVSpec
 from tests.support.fake_model import image, keys, open_session, tick
 from tests.support.lingbot_tiny import cache_of, tiny_adapter
+from tests.support.live_bytes import LiveBytes
+from worldmodel.kernels.vae_ops import PlainVaeOps
 from worldmodel.lingbot.camera import CameraBasis
 from worldmodel.lingbot.config import NoiseLayout
-from worldmodel.lingbot.memory import MAX_BASES, num_camera_bases, plan_kv
+from worldmodel.lingbot.memory import MAX_BASES, VAE_ACTIVATIONS, VAE_HISTORY_FRAMES, num_camera_bases, plan_kv
 from worldmodel.lingbot.transformer import CameraModulation, Layer
 from worldmodel.lingbot.transformer_config import read_transformer_config
 from worldmodel.messages import MediaFormat, SessionId
 from worldmodel.runtime import Runtime
+from worldmodel.wan import vae_layers
 from worldmodel.wan.precision import precision_plan
-from worldmodel.wan.vae import WanVAE
+from worldmodel.wan.vae import ConvPath, WanVAE
 
 TRANSFORMER = {
     "num_attention_heads": 40,
@@ -88,9 +92,11 @@ def test_a_published_session_in_bytes() -> None:
     # Both VAE caches as the official layers keep them, and a few megabytes.
     vae_caches = (944_286_720 + 560_701_440) * 2
     assert 0 < spec.model_owned_bytes - vae_caches < 20e6
-    # The decoder's widest activations, which are more than scale and shift of 40 layers, two bases of 288 MB, and the
-    # VAE caches of the chunk in flight.
-    decode_bytes = 6 * 12 * 96 * 480 * 832 * 2
+    # The decoder's widest activations, which are more than scale and shift of 40 layers and the streams of one, two
+    # bases of 288 MB, and the VAE caches of the chunk in flight.
+    denoise_bytes = ((2 * 40 + 12) * 4680 * 5120 + 2 * 4680 * 13824) * 2
+    decode_bytes = (5 * 12 + 2) * 96 * 480 * 832 * 2
+    assert 4.6e9 < denoise_bytes < decode_bytes
     assert spec.worker_owned_bytes == decode_bytes + 2 * 9 * 1560 * 5120 * 4 + vae_caches
     assert 35e9 < spec.required_bytes(1) < 36e9
 
@@ -173,3 +179,54 @@ def test_the_noise_of_a_whole_clip_is_counted_for_each_session() -> None:
 def test_the_official_plan_keeps_no_camera_basis() -> None:
     assert num_camera_bases(precision_plan("official")) == 0
     assert num_camera_bases(precision_plan("bf16")) == num_camera_bases(precision_plan("fp32")) == MAX_BASES
+
+
+class ShapeOps(PlainVaeOps):
+    """What the fused kernels allocate, and nothing else."""
+
+    def norm_silu(self, x_BTHWC: Tensor, bias_C: Tensor | None, gamma_C: Tensor, out_BTHWC: Tensor) -> None: ...
+
+    def norm_silu_taps(self, x_BTHWC: Tensor, bias_C: Tensor | None, gamma_C: Tensor, out_BTHWK: Tensor) -> None: ...
+
+    def add_bias_and_skip(self, y_BTHWC: Tensor, bias_C: Tensor, skip_BTHWC: Tensor) -> Tensor:
+        return y_BTHWC
+
+    def join_doubled(self, y_BTHWO: Tensor, bias_C: Tensor) -> Tensor:
+        batch, time, height, width, channels = y_BTHWO.shape
+        return y_BTHWO.new_empty(batch, time, 2 * (height - 1), 2 * (width - 1), channels // 4)
+
+
+def shape_of_conv2d(x_BTHWC: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int) -> Tensor:
+    """Return the result of a convolution as a device has it, which torch's meta kernel would copy into order."""
+    sides = (
+        (side + 2 * padding - kernel) // stride + 1
+        for side, kernel in zip(x_BTHWC.shape[2:4], weight.shape[2:], strict=True)
+    )
+    return x_BTHWC.new_empty(*x_BTHWC.shape[:2], *sides, weight.shape[0])
+
+
+@pytest.mark.parametrize("takes_single_frames", [False, True])
+def test_the_vae_keeps_no_more_activations_than_are_planned(
+    monkeypatch: pytest.MonkeyPatch, takes_single_frames: bool
+) -> None:
+    """The second chunk of the published size in the form that a CUDA device computes, by shapes alone."""
+    monkeypatch.setattr(vae_layers, "create_vae_ops", lambda device: ShapeOps())
+    monkeypatch.setattr(vae_layers, "_conv2d", shape_of_conv2d)
+    with torch.device("meta"), torch.no_grad():
+        vae = WanVAE.from_config(VAE).to(torch.bfloat16)
+        vae.fold_weights(ConvPath.FUSED)
+        vae.takes_single_frames = takes_single_frames
+        latent, frames = torch.empty(1, 16, 3, 60, 104), torch.empty(1, 3, 12, 480, 832)
+        _, decoder_cache = vae.decode(latent[:, :, :1])
+        _, encoder_cache = vae.encode(frames[:, :, :1])
+        with LiveBytes() as decoding:
+            vae.decode(latent, decoder_cache)
+        with LiveBytes() as encoding:
+            vae.encode(frames, encoder_cache)
+    num_frames = 4 if takes_single_frames else 12
+    planned_bytes = (VAE_ACTIVATIONS * num_frames + VAE_HISTORY_FRAMES) * 96 * 480 * 832 * 2
+    # Frames in three channels, as they come, as the network takes them and joined: part of the working memory.
+    frames_bytes = 3 * (3 * 12 * 480 * 832 * 2)
+    for found, kept in ((decoding, decoder_cache), (encoding, encoder_cache)):
+        assert found.peak_bytes <= planned_bytes + kept.num_bytes + frames_bytes
+    assert decoding.peak_bytes > 0.9 * (planned_bytes + decoder_cache.num_bytes)

@@ -16,7 +16,7 @@ from tests.support.lingbot_streaming import NUM_LAYERS, resident, rollout, strea
 from tests.support.weight_cache import open_folder
 from worldmodel.checkpoint.stored_component import StoredComponent
 from worldmodel.errors import LoadFailed
-from worldmodel.lingbot.streaming_plan import DeviceNumbers
+from worldmodel.lingbot.streaming_plan import WORKING_BYTES, DeviceNumbers
 from worldmodel.offload_settings import OffloadSettings
 
 FORMS = [("fp32", False), ("fp32", True), ("bf16", True), ("official", False), ("fp8_kv", True)]
@@ -241,7 +241,7 @@ def test_a_bound_of_device_memory_that_is_too_small_is_refused_with_the_numbers(
 
 
 def test_what_sessions_leave_of_the_device_is_used(checkpoints: dict[str, StoredComponent]) -> None:
-    numbers = DeviceNumbers(loaded_bytes=0, free_bytes=2**30 + 2**20)
+    numbers = DeviceNumbers(loaded_bytes=0, free_bytes=WORKING_BYTES + 2**20)
 
     _, _, weights, _ = streamed(checkpoints["float32"], "fp32", settings(), is_fused=False, numbers=numbers)
 

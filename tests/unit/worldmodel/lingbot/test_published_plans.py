@@ -1,0 +1,114 @@
+"""What the published model streams on cards of known size: sizes alone, on the meta device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.app import start_message
+from server.config import load_config
+from worldmodel.checkpoint.inspection import CONTEXT_BYTES
+from worldmodel.errors import LoadFailed
+from worldmodel.lingbot.config import LingBotOptions
+from worldmodel.lingbot.empty_model import EmptyModel, build_empty, open_any
+from worldmodel.lingbot.memory import outside_bytes
+from worldmodel.lingbot.streaming_plan import WORKING_BYTES
+from worldmodel.messages import StartWorker
+from worldmodel.offload_settings import OffloadSettings
+from worldmodel.tools import doctor_offload
+from worldmodel.wan.precision import precision_plan
+
+CONFIGS = Path(__file__).resolve().parents[4] / "configs"
+GIB = 2**30
+SMALL = {"camera_modulation": "per_layer", "decode": "per_latent_frame", "vae": "parked"}
+
+
+@cache
+def published() -> EmptyModel:
+    return build_empty(open_any("random:lingbot-world-v2"), LingBotOptions())
+
+
+@pytest.fixture(autouse=True)
+def one_empty_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_offload, "_empty", lambda start: published())
+
+
+def start(precision: str, device_gib: float, **offload: Any) -> StartWorker:
+    return StartWorker(
+        model="lingbot_world_v2",
+        checkpoint="random:lingbot-world-v2",
+        width=832,
+        height=480,
+        fps=16,
+        device="cuda:0",
+        precision=precision,
+        offload=OffloadSettings(weights="streamed", device_bytes=int(device_gib * GIB), **offload),
+    )
+
+
+@pytest.mark.parametrize(
+    ("precision", "device_gib", "offload", "resident", "copied_gb"),
+    [
+        ("bf16", 48, {}, (18, 0, 1), 74.2),
+        ("fp8", 48, {}, (40, 0, 1), 8.5),
+        ("bf16", 40, {}, (3, 2, 1), 118.6),
+        ("fp8_kv", 24, SMALL, (2, 0, 1), 98.9),
+    ],
+)
+def test_layers_that_stay_on_a_card(
+    precision: str, device_gib: float, offload: dict[str, str], resident: tuple[int, int, int], copied_gb: float
+) -> None:
+    """The table of `docs/offload.md`."""
+    residency = doctor_offload.plan_by_sizes(start(precision, device_gib, **offload))
+    assert tuple(len(residency.parts[part].resident) for part in ("forward", "camera", "text")) == resident
+    assert residency.copied_bytes_per_chunk / 1e9 == pytest.approx(copied_gb, abs=0.05)
+
+
+def test_the_numbers_of_24_gib() -> None:
+    """What `docs/offload.md` adds up, in bytes."""
+    start_24 = start("fp8_kv", 24, **SMALL)
+    kv = doctor_offload._kv(start_24, published())
+    frame_bytes = 96 * 480 * 832 * 2
+    parts = {
+        "context": CONTEXT_BYTES,
+        "outside the layers": 226_038_016,
+        "K/V": 18 * 1560 * 40 * 2 * 5120,
+        "text K/V, twice": 2 * 40 * 512 * 2 * 5120,
+        "session": kv.model_owned_bytes,
+        "camera bases": 2 * 9 * 1560 * 5120 * 4,
+        "VAE caches in flight": (944_286_720 + 560_701_440) * 2,
+        "VAE at work": (5 * 4 + 2) * frame_bytes + 2 * 126_892_531,
+        "working memory": WORKING_BYTES,
+    }
+    empty, plan = published(), precision_plan("fp8_kv")
+    assert outside_bytes(empty.transformer, empty.vae, plan, parks_vae=True) == parts["outside the layers"]
+    taken = sum(parts.values())
+    assert kv.required_bytes(1) == taken - CONTEXT_BYTES - WORKING_BYTES - parts["outside the layers"]
+    assert 24 * GIB - taken == 1_960_565_274
+    assert doctor_offload.plan_by_sizes(start_24).device_bytes <= 24 * GIB - taken
+
+
+@pytest.mark.parametrize(
+    ("device_gib", "offload", "numbers"),
+    [
+        (20, SMALL, r"device_bytes is 20\.00 GiB, less 1\.61 GiB of other weights, 19\.07 GiB for one session"),
+        (24, {}, r"device_bytes is 24\.00 GiB, less 1\.84 GiB of other weights, 21\.69 GiB for one session"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_all_numbers(
+    device_gib: float, offload: dict[str, str], numbers: str
+) -> None:
+    with pytest.raises(LoadFailed, match=numbers):
+        doctor_offload.plan_by_sizes(start("fp8_kv", device_gib, **offload))
+
+
+@pytest.mark.parametrize("card", [24, 48])
+def test_the_shipped_configurations_of_small_cards_plan(card: int) -> None:
+    shipped = start_message(load_config(CONFIGS / f"lingbot_world_v2_{card}gb.toml", environment={}))
+    bounded = replace(shipped, offload=replace(shipped.offload, device_bytes=card * GIB))
+    residency = doctor_offload.plan_by_sizes(bounded)
+    assert residency.host_bytes > 0
