@@ -89,6 +89,13 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         if self.queue.qsize() > num_queued:
             self._fragments_of_queued.append(num_fragments)
 
+    async def send(self, message: Any) -> None:
+        """Send what the application says; an HTTP answer, once it is whole, is the end of the handshake too."""
+        await super().send(message)
+        if message["type"] == "websocket.http.response.body" and not message.get("more_body", False):
+            # Else uvicorn logs, as an error of the application, that a client it refused was never answered.
+            self.handshake_complete = True
+
     async def receive(self) -> Any:
         """Return what comes next; a message says in how many fragments it came."""
         message = cast("dict[str, Any]", await super().receive())

@@ -73,6 +73,20 @@ async def connected(limits: LimitsSection = LIMITS) -> AsyncIterator[Peer]:
     assert peer.received[-1]["type"] == "websocket.disconnect"
 
 
+class RefusedPeer(Peer):
+    """A client that the application answers with an HTTP status, its body in parts, where others are accepted."""
+
+    parts = (b"for", b"bidden")
+
+    async def _serve(self, scope: Any, receive: Callable[[], Any], send: Callable[[Any], Any]) -> None:
+        await receive()
+        await send({"type": "websocket.http.response.start", "status": 403, "headers": []})
+        for part in self.parts:
+            is_last = part is self.parts[-1]
+            await send({"type": "websocket.http.response.body", "body": part, "more_body": not is_last})
+        self.received.append(await receive())
+
+
 def fragments(number: int, data: bytes = b"x") -> list[Frame]:
     """One text message in as many fragments."""
     opcodes = [Opcode.TEXT, *[Opcode.CONT] * (number - 1)]
@@ -215,3 +229,19 @@ def test_who_floods_before_the_handshake_is_over_is_closed_too() -> None:
         assert not peer.server.tasks
 
     run_virtual(main())
+
+
+def test_a_refused_handshake_is_answered_and_no_error_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        peer = RefusedPeer(LIMITS)
+        peer.connect()
+        await settle()
+        peer.server.connection_lost(None)
+        await settle()
+        assert b"403" in peer.wire.written.partition(b"\r\n")[0]
+        assert peer.wire.written.endswith(b"\r\n\r\nforbidden")
+        assert peer.received == [{"type": "websocket.disconnect", "code": 1006}]
+        assert not peer.server.tasks
+
+    run_virtual(main())
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
