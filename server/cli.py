@@ -15,9 +15,10 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from server.argument_parser import VerbParser
 from server.bench_arguments import add_bench_arguments, read_bench_arguments
 from server.config import ServerConfig, load_config, settable_keys
-from server.config_values import ConfigError
+from server.config_values import ConfigError, flag_of
 from server.conformance_verb import add_conformance_arguments, check_conformance
 from server.model_check import check_model
 from server.package_files import bundled_config
@@ -57,9 +58,7 @@ def _check_installation() -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="worldserve", description="A realtime server for interactive neural world models."
-    )
+    parser = VerbParser(prog="worldserve", description="A realtime server for interactive neural world models.")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     demo = verbs.add_parser("demo", help="serve the embedded demo world and open a browser")
     demo.add_argument("--no-browser", action="store_true", help="do not open a browser")
@@ -118,7 +117,7 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
         short.add_argument(f"--{alias}", dest=f"set:{key}", metavar=alias.upper(), help=f"same as --{key}")
     every = parser.add_argument_group("all settings (also keys of the file, and WORLDSERVE_SECTION_KEY)")
     for key in settable_keys():
-        every.add_argument(f"--{key.replace('_', '-')}", dest=f"set:{key}", metavar="VALUE", help=argparse.SUPPRESS)
+        every.add_argument(flag_of(key), dest=f"set:{key}", metavar="VALUE", help=argparse.SUPPRESS)
     every.add_argument("--list-settings", action=_ListSettings, nargs=0, help="list all settings and exit")
 
 
@@ -127,15 +126,16 @@ class _ListSettings(argparse.Action):
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         for key in settable_keys():
-            print(f"--{key.replace('_', '-')}")
+            print(flag_of(key))
         parser.exit(0)
 
 
 def _unknown_arguments(unknown: Sequence[str]) -> str:
     """Say what was not understood, with the setting that the first unknown flag is like."""
     flag = next((argument.partition("=")[0] for argument in unknown if argument.startswith("-")), "")
-    flags = [f"--{key.replace('_', '-')}" for key in (*ALIASES, *settable_keys())]
-    like = difflib.get_close_matches(flag, flags, n=1)
+    flags = [flag_of(key) for key in (*ALIASES, *settable_keys())]
+    longer = [known for known in flags if flag and known.startswith(flag)]
+    like = longer or difflib.get_close_matches(flag, flags, n=1)
     return f"unknown arguments: {' '.join(unknown)}" + (f" (did you mean {like[0]!r}?)" if like else "")
 
 

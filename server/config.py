@@ -15,14 +15,20 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from server.config_values import ConfigError, build_section, check_numbers, nearest, parse_text, require, text_form
+from server.config_values import (
+    ConfigError,
+    build_section,
+    check_numbers,
+    flag_of,
+    is_variable,
+    nearest,
+    parse_text,
+    require,
+    text_form,
+    variable_of,
+)
 from server.package_files import resolve_checkpoint
 from worldmodel.offload_settings import OffloadSettings
-
-ENVIRONMENT_PREFIX = "WORLDSERVE_"
-
-TEST_VARIABLES = frozenset({"WORLDSERVE_GOLDEN_DIR"})
-"""Variables with our prefix that belong to the test suite, not to the configuration."""
 
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
@@ -335,8 +341,7 @@ def load_config(
         raise ConfigError(f"{path}: expected a [model] or a [demo] section")
     for section, table in tables.items():
         for name, value in table.items():
-            origin = origins.get(f"{section}.{name}", str(path))
-            check_numbers(value, f"{section}.{name}", origin)
+            check_numbers(value, f"{section}.{name}", str(path), origins)
     return ServerConfig(
         **{name: build_section(SECTIONS[name], name, table, str(path), origins) for name, table in tables.items()}
     )
@@ -371,15 +376,15 @@ def _demo_as_model(demo: dict[str, Any]) -> dict[str, Any]:
 
 def _overrides(environment: Mapping[str, str], flags: Mapping[str, str]) -> list[tuple[str, str, str]]:
     """List (section.key, text, where it came from) in the order in which they win."""
-    keys = {f"{ENVIRONMENT_PREFIX}{key.replace('.', '_').upper()}": key for key in settable_keys()}
+    keys = {variable_of(key): key for key in settable_keys()}
     found = []
     for variable, text in sorted(environment.items()):
-        if not variable.startswith(ENVIRONMENT_PREFIX) or variable in TEST_VARIABLES:
+        if not is_variable(variable):
             continue
         if variable not in keys:
             raise ConfigError(f"unknown environment variable {variable}{nearest(variable, list(keys))}")
         found.append((keys[variable], text, variable))
-    found.extend((key, text, f"--{key.replace('_', '-')}") for key, text in flags.items())
+    found.extend((key, text, flag_of(key)) for key, text in flags.items())
     return found
 
 

@@ -10,6 +10,26 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import msgspec
 
+ENVIRONMENT_PREFIX = "WORLDSERVE_"
+
+TEST_VARIABLES = frozenset({"WORLDSERVE_GOLDEN_DIR"})
+"""Variables with our prefix that belong to the test suite, not to the configuration."""
+
+
+def flag_of(key: str) -> str:
+    """Return the flag that sets a "section.key"."""
+    return f"--{key.replace('_', '-')}"
+
+
+def variable_of(key: str) -> str:
+    """Return the environment variable that sets a "section.key"."""
+    return f"{ENVIRONMENT_PREFIX}{key.replace('.', '_').upper()}"
+
+
+def is_variable(name: str) -> bool:
+    """Return whether an environment variable claims to be a setting of ours."""
+    return name.startswith(ENVIRONMENT_PREFIX) and name not in TEST_VARIABLES
+
 
 class ConfigError(Exception):
     """Report a configuration that cannot be used: one sentence with file, key and what was expected.
@@ -43,7 +63,14 @@ def build_section(kind: type, name: str, table: dict[str, Any], file: str, origi
     except msgspec.ValidationError as error:
         raise ConfigError(f"{file}: section [{name}]: {str(error).replace('`$.', '`')}") from error
     except ConfigError as error:
-        raise ConfigError(f"{origins.get(error.key or '', file)}: {error}") from error
+        raise ConfigError(_placed(str(error), error.key or "", file, origins)) from error
+
+
+def _placed(problem: str, key: str, file: str, origins: Mapping[str, str]) -> str:
+    """Say where a wrong value came from; a flag and a variable name the key already."""
+    if key in origins:
+        return f"{origins[key]}: {problem.removeprefix(f'{key}: ')}"
+    return f"{file}: {problem}"
 
 
 def _without_none(value: object, kind: type, name: str) -> object:
@@ -53,20 +80,19 @@ def _without_none(value: object, kind: type, name: str) -> object:
     return None if is_unlimited else value
 
 
-def check_numbers(value: object, key: str, origin: str) -> None:
+def check_numbers(value: object, key: str, file: str, origins: Mapping[str, str]) -> None:
     """Refuse numbers that are not finite or too large, also inside lists and tables."""
     match value:
         case float() | int() if not -MAX_NUMBER <= value <= MAX_NUMBER:
             shown = repr(value) if isinstance(value, float) else f"a number of {value.bit_length()} bits"
-            raise ConfigError(
-                f"{origin}: {key}: expected a finite number of at most {MAX_NUMBER}, got {shown}", key=key
-            )
+            expected = f"expected a finite number of at most {MAX_NUMBER}, got {shown}"
+            raise ConfigError(_placed(f"{key}: {expected}", key, file, origins), key=key)
         case list():
             for index, item in enumerate(value):
-                check_numbers(item, f"{key}[{index}]", origin)
+                check_numbers(item, f"{key}[{index}]", file, origins)
         case dict():
             for name, item in value.items():
-                check_numbers(item, f"{key}.{name}", origin)
+                check_numbers(item, f"{key}.{name}", file, origins)
 
 
 def text_form(hint: Any) -> type | None:

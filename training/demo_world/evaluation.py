@@ -242,7 +242,9 @@ def table(rows: dict[str, float]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="worldserve evaluate", description="Compare a served world with the renderer that it was trained on."
+        prog="worldserve evaluate",
+        allow_abbrev=False,
+        description="Compare a served world with the renderer that it was trained on.",
     )
     parser.add_argument("world", choices=["demo"], help="the world that has a renderer")
     parser.add_argument("--out", type=Path, default=Path("evaluation"), help="folder for report, table and sheet")

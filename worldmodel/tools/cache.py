@@ -41,7 +41,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="worldserve cache", description="Look after a cache of final weights (host = 'runtime_cache')."
+        prog="worldserve cache",
+        allow_abbrev=False,
+        description="Look after a cache of final weights (host = 'runtime_cache').",
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     lines = {
@@ -50,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
         "prune": "delete what was not used for long; entries in use stay",
     }
     for name, line in lines.items():
-        action = actions.add_parser(name, help=line)
+        action = actions.add_parser(name, help=line, allow_abbrev=False)
         action.add_argument("folder", type=Path, metavar="FOLDER", help="the cache_folder of the section [offload]")
         if name == "prune":
             action.add_argument("--max-bytes", type=_number, help="keep at most so much, by last use")

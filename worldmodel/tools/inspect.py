@@ -75,7 +75,9 @@ def _inspect(arguments: argparse.Namespace) -> Inspection:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="worldserve inspect", description="Show what a checkpoint holds and what it takes to serve it."
+        prog="worldserve inspect",
+        allow_abbrev=False,
+        description="Show what a checkpoint holds and what it takes to serve it.",
     )
     parser.add_argument("checkpoint", metavar="PATH", help="a checkpoint folder, or random:NAME")
     parser.add_argument("--width", type=int, help="picture width in pixels (default 832, of DreamZero as trained)")

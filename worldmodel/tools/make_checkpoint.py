@@ -56,6 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="worldserve make-checkpoint",
+        allow_abbrev=False,
         description="Write a checkpoint with random weights in the exact layout of a published one.",
     )
     parser.add_argument("out", type=Path, metavar="OUT", help="a new or empty folder")

@@ -22,8 +22,10 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
         (("demo", "--port", "x"), "--server.port: expected int, got 'x'"),
         (("demo", "--server.prot", "1"), "unknown arguments: --server.prot 1 (did you mean '--server.port'?)"),
         (("demo", "--session.leadchunks=2"), "(did you mean '--session.lead-chunks'?)"),
+        (("demo", "--session.lead-chunk", "3"), "3 (did you mean '--session.lead-chunks'?)"),
+        (("demo", "--rec", "x"), "unknown arguments: --rec x (did you mean '--recording.folder'?)"),
         (("demo", "--zzz"), "unknown arguments: --zzz\n"),
-        (("demo", "--port", "70000"), "server.port: expected 0 to 65535, got 70000"),
+        (("demo", "--port", "70000"), "worldserve: --server.port: expected 0 to 65535, got 70000"),
         (("demo", "--media.crf", "0"), "media.crf: expected 1 to 51, got 0"),
         (
             ("generate", "--image", "nowhere.png", "--frames", "9", "--out", "x.mp4"),
@@ -62,6 +64,23 @@ def test_wrong_call_is_one_sentence_and_exit_code_2(capsys, arguments: tuple[str
     assert text.startswith("worldserve: ")
     assert message in text
     assert text.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("generate", "--image", "day", "--frames", "abc", "--out", "x.mp4"),
+            "--frames: invalid int value: 'abc' (see worldserve generate --help)",
+        ),
+        (("bench", "--chunk", "9", "--chunks", "x"), "--chunks: invalid int value: 'x' (see worldserve bench --help)"),
+        ((), "the following arguments are required: VERB (see worldserve --help)"),
+    ],
+)
+def test_what_argparse_refuses_is_one_sentence_too(capsys, arguments: tuple[str, ...], message: str):
+    with pytest.raises(SystemExit) as left:
+        cli.main(arguments)
+    assert (left.value.code, capsys.readouterr().err) == (2, f"worldserve: {message}\n")
 
 
 def test_image_file_needs_a_prompt(capsys, tmp_path: Path):

@@ -92,8 +92,8 @@ def test_bad_file_names_the_key(write, text: str, message: str):
         ({"WORLDSERVE_SERVER_PRT": "1"}, {}, r"WORLDSERVE_SERVER_PRT \(did you mean 'WORLDSERVE_SERVER_PORT'\?\)"),
         ({"WORLDSERVE_SERVER_PORT": "x"}, {}, r"WORLDSERVE_SERVER_PORT: expected int, got 'x'"),
         ({}, {"session.resume_s": "soon"}, r"--session.resume-s: expected float, got 'soon'"),
-        ({}, {"server.port": "70000"}, r"^--server.port: server.port: expected 0 to 65535, got 70000"),
-        ({"WORLDSERVE_MEDIA_CRF": "99"}, {}, r"^WORLDSERVE_MEDIA_CRF: media.crf: expected 1 to 51, got 99"),
+        ({}, {"server.port": "70000"}, r"^--server.port: expected 0 to 65535, got 70000"),
+        ({"WORLDSERVE_MEDIA_CRF": "99"}, {}, r"^WORLDSERVE_MEDIA_CRF: expected 1 to 51, got 99"),
         ({}, {"session.allow_latents": "1"}, r"--session.allow-latents: expected true or false, got '1'"),
         ({}, {"server.port": "9" * 5000}, r"^--server.port: expected int, got '9{80}'$"),
         ({}, {"session.allow_latents": "1" * 500}, r"^--session.allow-latents: .* got '1{80}'$"),
@@ -109,18 +109,18 @@ def test_bad_override_names_where_it_came_from(write, environment, flags, messag
 def test_a_number_without_bounds_is_refused_wherever_it_comes_from(write, key: str, number: str):
     section, name = key.split(".")
     variable = f"WORLDSERVE_{section.upper()}_{name.upper()}"
-    complaint = rf"{key}: expected a finite number of at most 9223372036854775807, got "
+    complaint = r"expected a finite number of at most 9223372036854775807, got "
     with pytest.raises(ConfigError, match=rf"^--{section}\.{name.replace('_', '-')}: {complaint}"):
         load_config(write(MINIMAL), environment={}, flags={key: number})
     with pytest.raises(ConfigError, match=f"^{variable}: {complaint}"):
         load_config(write(MINIMAL), environment={variable: number})
     path = write(MINIMAL + f"[{section}]\n{name} = {number}\n")
-    with pytest.raises(ConfigError, match=rf"config\.toml: {complaint}"):
+    with pytest.raises(ConfigError, match=rf"config\.toml: {key}: {complaint}"):
         load_config(path, environment={})
 
 
 def test_a_huge_integer_is_not_repeated(write):
-    with pytest.raises(ConfigError, match=r"--limits\.max-uploads: limits\.max_uploads.* got a number of 133 bits$"):
+    with pytest.raises(ConfigError, match=r"^--limits\.max-uploads: expected a finite.* got a number of 133 bits$"):
         load_config(write(MINIMAL), environment={}, flags={"limits.max_uploads": "1" + "0" * 40})
 
 
@@ -143,7 +143,7 @@ def test_none_is_no_limit_in_a_file_too(write):
     [
         ("model.fps", "100000000", "model.fps: expected 1 to 1000, got 100000000"),
         ("model.width", "100000", "model.width: expected 1 to 16384, got 100000"),
-        ("worker.cpu_threads", "1000000", "worker.cpu_threads: expected 1 to 4096, got 1000000"),
+        ("worker.cpu_threads", "1000000", "worker.cpu-threads: expected 1 to 4096, got 1000000"),
         ("worker.device", "cudaa", "worker.device: expected cpu, cuda or cuda:N, got 'cudaa'"),
         ("worker.device", "cuda:x", "worker.device: expected cpu, cuda or cuda:N, got 'cuda:x'"),
     ],
