@@ -118,6 +118,7 @@ class OmniDialog:
                 message = parse_client_message(text, limits)
         except BadInput as error:
             self.send_error(error, event_id=find_event_id(text))
+            self.start_timer.refused(text)
             return
         if self._actor is not None:
             self._actor.touch()
@@ -242,6 +243,7 @@ class OmniDialog:
             self.send_error(ServerError(ErrorCode.INTERNAL, "the server failed to start the session"))
         finally:
             self._starting = None
+            self.start_timer.start_over()
         while self._held:
             held = self._held.take()
             try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import deque
 from collections.abc import Callable
 from enum import StrEnum
@@ -20,6 +21,8 @@ MessageT = TypeVar("MessageT")
 
 LARGE_TEXT_CHARS = 64 * 1024
 """Messages above this (images in base64) are parsed in a thread."""
+
+_START = re.compile(r'"type"\s*:\s*"session\.(?:start|watch)"')
 
 
 class Beginning(StrEnum):
@@ -84,13 +87,28 @@ class StartTimer:
         self._beginning = beginning
         self._send_error = send_error
         self._timer: asyncio.TimerHandle | None = None
+        self._is_stopped = False
 
     def start(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(self._timeout_s, self._expired)
 
     def stop(self) -> None:
+        """Stop for good."""
+        self._is_stopped = True
         if self._timer is not None:
             self._timer.cancel()
+
+    def start_over(self) -> None:
+        """Give a client the whole time again whose start was refused. How many starts it may send, its rate bounds."""
+        if self._timer is None or self._is_stopped or self._beginning() is not Beginning.AWAITED:
+            return
+        self._timer.cancel()
+        self.start()
+
+    def refused(self, text: str) -> None:
+        """Note a refused message: if it was meant as a start, though it can't be read as one, the time begins anew."""
+        if _START.search(text):
+            self.start_over()
 
     def _expired(self) -> None:
         match self._beginning():

@@ -86,6 +86,13 @@ class WorldDialog:
     # ------------------------------------------------------------ client -> session
 
     async def on_text(self, text: str) -> None:
+        try:
+            await self._on_text(text)
+        except ServerError:
+            self.start_timer.refused(text)
+            raise
+
+    async def _on_text(self, text: str) -> None:
         limits = self._context.config.limits
         if len(text) > LARGE_TEXT_CHARS:
             message = await asyncio.to_thread(parse_client_message, text, limits)
@@ -222,6 +229,7 @@ class WorldDialog:
             await self._take_held()
         finally:
             self._starting = None
+            self.start_timer.start_over()
 
     def _resume(self, message: SessionResume) -> None:
         actor = self._context.table.resume(message.resume_token, self.owner)
