@@ -1,7 +1,8 @@
 """`python -m clients.conformance`: check a server against docs/protocol.md.
 
 People call `worldserve conformance URL`, which starts this with a JSON object on standard input (`Job`). Exit codes:
-0 every check passed or does not apply, 1 a check failed or nothing could be checked.
+0 every check passed or does not apply, 1 a check failed, or what must be seen of a client was not, or nothing could be
+checked.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from clients.conformance.client_check import check_client
 from clients.conformance.client_judge import CUT_AFTER_CHUNK
 from clients.conformance.errors import ConformanceError
 from clients.conformance.runner import addresses, describe, find_context, run_checks, select
-from clients.conformance.table import failed, show, to_json
+from clients.conformance.table import conforms, show, to_json
 
 PLAIN_WIDTH = 110
 """Columns where the output is no terminal, such as a log of a build."""
@@ -70,7 +71,7 @@ async def _run(job: Job) -> int:
             await asyncio.to_thread(Path(job.json_file).write_bytes, to_json(results, url=job.url))
         except OSError as error:
             raise ConformanceError(f"{job.json_file}: {error.strerror or error}") from error
-    return 1 if failed(results) else 0
+    return 0 if conforms(results) else 1
 
 
 def _ask_to_connect(address: str) -> None:

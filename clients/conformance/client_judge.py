@@ -26,6 +26,9 @@ _RULES: dict[str, tuple[str, str]] = {
     "client.close": ("session.close", "session.close ends the session"),
 }
 
+_MUST_BE_SEEN = ("client.events", "client.steering", "client.resume")
+"""Without these nothing is known of what makes a client: that it steers, and that it comes back."""
+
 _MODELS: dict[str, list[type[WireModel]]] = {}
 for _model in get_args(ClientMessage):
     _MODELS.setdefault(get_args(_model.model_fields["type"].annotation)[0], []).append(_model)
@@ -189,7 +192,8 @@ class ClientJudge:
         reason = self._failures.get(name)
         outcome = Outcome.PASS if reason is None else Outcome.FAIL
         if reason is None and (missing := self._not_seen(name)):
-            outcome, reason = Outcome.NOT_APPLICABLE, missing
+            outcome = Outcome.NOT_SEEN if name in _MUST_BE_SEEN else Outcome.NOT_APPLICABLE
+            reason = missing
         return Result(name=name, section=section, rule=rule, outcome=outcome, reason=reason or "", took_s=0.0)
 
     def _not_seen(self, name: str) -> str:

@@ -27,11 +27,16 @@ ALL_CHECKS: tuple[Check, ...] = (
 
 
 class Outcome(StrEnum):
-    """What came of a check. NOT_APPLICABLE: the rule cannot be seen on this server; that is no failure."""
+    """What came of a check.
+
+    NOT_APPLICABLE: the rule cannot be seen on this server, or with this client's pacing; that is no failure.
+    NOT_SEEN: the client did not do what the rule is about; without it nobody can say that it conforms.
+    """
 
     PASS = "PASS"
     FAIL = "FAIL"
     NOT_APPLICABLE = "N/A"
+    NOT_SEEN = "NOT SEEN"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,12 @@ from rich.text import Text
 
 from clients.conformance.runner import ALL_CHECKS, Outcome, Result
 
-STYLES = {Outcome.PASS: "green", Outcome.FAIL: "bold red", Outcome.NOT_APPLICABLE: "dim"}
+STYLES = {
+    Outcome.PASS: "green",
+    Outcome.FAIL: "bold red",
+    Outcome.NOT_SEEN: "bold yellow",
+    Outcome.NOT_APPLICABLE: "dim",
+}
 
 SCHEMA = "worldserve.conformance/1"
 
@@ -35,7 +40,7 @@ def show(results: Sequence[Result], console: Console, *, about: str) -> None:
         table.add_row(outcome, result.name, rule, result.section, *took)
     console.print(table)
     console.print()
-    console.print(Text(verdict(results), style="bold red" if failed(results) else "bold green"))
+    console.print(Text(verdict(results), style="bold green" if conforms(results) else "bold red"))
 
 
 def failed(results: Sequence[Result]) -> int:
@@ -43,13 +48,21 @@ def failed(results: Sequence[Result]) -> int:
     return sum(result.outcome is Outcome.FAIL for result in results)
 
 
+def conforms(results: Sequence[Result]) -> bool:
+    """Tell whether no rule was broken and all that must be seen was seen."""
+    return all(result.outcome in (Outcome.PASS, Outcome.NOT_APPLICABLE) for result in results)
+
+
 def verdict(results: Sequence[Result]) -> str:
     """Say in one line what came out."""
     passed = sum(result.outcome is Outcome.PASS for result in results)
-    skipped = len(results) - passed - failed(results)
+    not_seen = [result.name for result in results if result.outcome is Outcome.NOT_SEEN]
+    skipped = len(results) - passed - failed(results) - len(not_seen)
     not_applicable = f", {skipped} not applicable here" if skipped else ""
     if failed(results):
         return f"NOT CONFORMING: {failed(results)} of {len(results)} checks failed{not_applicable}"
+    if not_seen:
+        return f"incomplete: not seen {', '.join(not_seen)}; {passed} checks passed{not_applicable}"
     if results and not results[0].name.startswith("client.") and len(results) < len(ALL_CHECKS):
         return f"passed: {passed} of the {len(results)} checks asked for{not_applicable}"
     return f"conforming: {passed} checks passed{not_applicable}"
@@ -61,7 +74,7 @@ def to_json(results: Sequence[Result], *, url: str) -> bytes:
         "schema": SCHEMA,
         "url": url,
         "verdict": verdict(results),
-        "conforming": not failed(results),
+        "conforming": conforms(results),
         "checks": results,
     }
     return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"

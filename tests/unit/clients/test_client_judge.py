@@ -10,6 +10,7 @@ import pytest
 
 from clients.conformance.client_judge import CUT_AFTER_CHUNK, ClientJudge
 from clients.conformance.runner import Outcome, Result
+from clients.conformance.table import conforms, to_json, verdict
 from server.wire.messages import AppliedEventHeader, ChunkHeader
 
 
@@ -156,4 +157,18 @@ def test_who_reports_nothing_is_found_unless_its_pacing_needs_none() -> None:
         assert found(story) == wrong
         outcomes = {name: result.outcome for name, result in story.results().items()}
         not_seen = {"client.events", "client.steering", "client.resume"}
-        assert {outcomes[name] for name in not_seen} == {Outcome.NOT_APPLICABLE}
+        assert {outcomes[name] for name in not_seen} == {Outcome.NOT_SEEN}
+
+
+def test_who_leaves_early_or_sends_no_event_is_incomplete() -> None:
+    story = Story()
+    story.connect()
+    story.chunk(0)
+    story.close()
+    results = story.judge.results()
+    assert not conforms(results)
+    assert not json.loads(to_json(results, url="u"))["conforming"]
+    assert verdict(results).startswith("incomplete: not seen client.events, client.steering, client.resume; 5 checks")
+    results = whole().judge.results()
+    assert conforms(results)
+    assert verdict(results) == "conforming: 9 checks passed"
