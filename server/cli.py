@@ -6,7 +6,6 @@ Exit codes: 0 done, 1 the work failed, 2 the call or the configuration is wrong.
 from __future__ import annotations
 
 import argparse
-import difflib
 import importlib.util
 import signal
 import sys
@@ -17,17 +16,16 @@ from typing import NoReturn
 
 from server.argument_parser import VerbParser
 from server.bench_arguments import add_bench_arguments, read_bench_arguments
-from server.config import ServerConfig, load_config, settable_keys
-from server.config_values import ConfigError, flag_of
+from server.config import ServerConfig, load_config
+from server.config_values import ConfigError
 from server.conformance_verb import add_conformance_arguments, check_conformance
 from server.model_check import check_model
 from server.package_files import bundled_config
+from server.settings_arguments import LIST_FLAG, add_settings, given_settings, unknown_arguments
+from server.settings_list import list_settings
 from server.tool_verbs import TOOLS, run_tool
 from worldmodel.errors import LoadFailed, WorldModelError
 from worldmodel.packages import check_package_origin
-
-ALIASES = {"host": "server.host", "port": "server.port", "device": "worker.device"}
-"""Short flags for the settings that are set most."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -35,10 +33,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     if argv and argv[0] in TOOLS:
         return _tool(argv[0], argv[1:])
-    arguments, unknown = _parser().parse_known_args(argv, argparse.Namespace(argv=argv))
-    if unknown:
-        return _fail(_unknown_arguments(unknown), 2)
     try:
+        if LIST_FLAG in argv and argv[0] in VERBS:
+            list_settings(argv)
+            return 0
+        arguments, unknown = _parser().parse_known_args(argv, argparse.Namespace(argv=argv))
+        if unknown:
+            raise ConfigError(unknown_arguments(unknown))
         _check_installation()
         VERBS[arguments.verb](arguments)
     except ConfigError as error:
@@ -78,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     for verb_name, (_, line) in TOOLS.items():
         verbs.add_parser(verb_name, help=line)
     for verb in (demo, serve, generate, replay, bench, check):
-        _add_settings(verb)
+        add_settings(verb)
     return parser
 
 
@@ -110,45 +111,8 @@ def _add_replay_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--any-model", action="store_true", help="also if another model made the log")
 
 
-def _add_settings(parser: argparse.ArgumentParser) -> None:
-    """Add a flag for every setting of the configuration, as `--section.key VALUE`."""
-    short = parser.add_argument_group("settings")
-    for alias, key in ALIASES.items():
-        short.add_argument(f"--{alias}", dest=f"set:{key}", metavar=alias.upper(), help=f"same as --{key}")
-    every = parser.add_argument_group("all settings (also keys of the file, and WORLDSERVE_SECTION_KEY)")
-    for key in settable_keys():
-        every.add_argument(flag_of(key), dest=f"set:{key}", metavar="VALUE", help=argparse.SUPPRESS)
-    every.add_argument("--list-settings", action=_ListSettings, nargs=0, help="list all settings and exit")
-
-
-class _ListSettings(argparse.Action):
-    """Print every setting and leave."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        for key in settable_keys():
-            print(flag_of(key))
-        parser.exit(0)
-
-
-def _unknown_arguments(unknown: Sequence[str]) -> str:
-    """Say what was not understood, with the setting that the first unknown flag is like."""
-    flag = next((argument.partition("=")[0] for argument in unknown if argument.startswith("-")), "")
-    flags = [flag_of(key) for key in (*ALIASES, *settable_keys())]
-    longer = [known for known in flags if flag and known.startswith(flag)]
-    like = longer or difflib.get_close_matches(flag, flags, n=1)
-    return f"unknown arguments: {' '.join(unknown)}" + (f" (did you mean {like[0]!r}?)" if like else "")
-
-
-def _settings(arguments: argparse.Namespace) -> dict[str, str]:
-    return {
-        name.removeprefix("set:"): value
-        for name, value in vars(arguments).items()
-        if name.startswith("set:") and value is not None
-    }
-
-
 def _load(arguments: argparse.Namespace, path: Path) -> ServerConfig:
-    config = load_config(path, flags=_settings(arguments))
+    config = load_config(path, flags=given_settings(arguments))
     check_model(config)
     return config
 
@@ -200,7 +164,7 @@ def _replay(arguments: argparse.Namespace) -> None:
 def _bench(arguments: argparse.Namespace) -> None:
     from server.bench_verb import bench
 
-    request = read_bench_arguments(arguments, _settings(arguments), argv=arguments.argv)
+    request = read_bench_arguments(arguments, given_settings(arguments), argv=arguments.argv)
     signal.signal(signal.SIGTERM, _leave)
     if request.config_file is None:
         bench(None, request)

@@ -98,13 +98,6 @@ def test_damaged_image_is_named(capsys, tmp_path: Path):
     assert (code, "--image: the image" in text) == (2, True)
 
 
-def test_every_setting_is_a_flag(capsys):
-    with pytest.raises(SystemExit) as left:
-        cli.main(["demo", "--list-settings"])
-    assert left.value.code == 0
-    assert "--session.lead-chunks" in capsys.readouterr().out.splitlines()
-
-
 def test_packages_of_a_stranger_stop_the_start(capsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "offload").mkdir()
     (tmp_path / "offload" / "__init__.py").touch()
