@@ -7,6 +7,7 @@ count; if they still differ, that is a problem and not a choice.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,9 @@ from worldmodel.dreamzero.normalize import NormalizationMode
 MAX_CONFIG_BYTES = 4 * 1024 * 1024
 
 KINDS = ("video", "state", "action")
+
+PROMPT_SWITCHES = ("formalize_language", "always_use_default_instruction")
+"""Settings that make the prompt another text, in ways that are not offered: punctuation away, or always the same."""
 
 T = TypeVar("T")
 
@@ -29,11 +33,13 @@ class TrainingConfig:
     """Settings that were found; None or empty where the file says nothing. `was_read` is false if it could not say.
 
     `keys` has, for each of `KINDS`, the names in order, without their kind in front. `modes` maps ``state.name`` and
-    ``action.name`` to how it is normalised. `view_size` is (height, width) of a camera's view.
+    ``action.name`` to how it is normalised, `rotations` those that are turned into another representation to that one.
+    `view_size` is (height, width) of a camera's view.
     """
 
     keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     modes: Mapping[str, NormalizationMode] = field(default_factory=dict)
+    rotations: Mapping[str, str] = field(default_factory=dict)
     relative_action: bool | None = None
     relative_action_keys: tuple[str, ...] | None = None
     view_size: tuple[int, int] | None = None
@@ -63,7 +69,7 @@ def read_training_config(file: Path, tag: str, problems: list[str]) -> TrainingC
 class _Finder:
     def __init__(self, tree: object, tag: str, name: str, problems: list[str]) -> None:
         self._tables = list(_tables(tree, ()))
-        self._tag = tag
+        self._word = re.compile(rf"(?<![A-Za-z0-9]){re.escape(tag)}(?![A-Za-z0-9])")
         self._name = name
         self._problems = problems
 
@@ -72,9 +78,11 @@ class _Finder:
         by_row = self._one("relative_action_per_horizon", self._values("relative_action_per_horizon", bool))
         relative_keys = self._one("relative_action_keys", self._values("relative_action_keys", list))
         keys = {kind: self._one(f"{kind}.modality_keys", self._keys(kind)) for kind in KINDS}
+        self._refuse_prompt_switches()
         return TrainingConfig(
             keys={kind: found for kind, found in keys.items() if found is not None},
             modes=self._modes(),
+            rotations=self._rotations(),
             # Either switch makes actions relative; the second gives every row statistics of its own besides.
             relative_action=True if by_row else relative,
             relative_action_keys=None if relative_keys is None else tuple(map(str, relative_keys)),
@@ -91,7 +99,15 @@ class _Finder:
         return values[0] if values else None
 
     def _is_ours(self, path: KeyPath) -> bool:
-        return any(self._tag in part for part in path)
+        return any(self._word.search(part) for part in path)
+
+    def _is_of_another(self, path: KeyPath) -> bool:
+        """Return whether a path goes through a neighbour of a key that names our robot, which is another robot's."""
+        for table, _ in self._tables:
+            depth = next((place for place, part in enumerate(table) if self._word.search(part)), None)
+            if depth is not None and len(path) > depth and path[:depth] == table[:depth]:
+                return not self._is_ours(path)
+        return False
 
     def _concerns_us(self, found: Iterable[tuple[KeyPath, object]]) -> bool:
         return any(self._is_ours(path) for path, _ in found)
@@ -129,6 +145,24 @@ class _Finder:
                 known = ", ".join(NormalizationMode)
                 self._problems.append(f"{self._name}: normalization of {key}: expected one of {known}, got {word!r}")
         return modes
+
+    def _rotations(self) -> dict[str, str]:
+        return {
+            str(key): str(word)
+            for path, table in self._values("target_rotations", dict)
+            if not self._is_of_another(path)
+            for key, word in table.items()
+            if word is not None
+        }
+
+    def _refuse_prompt_switches(self) -> None:
+        for key in PROMPT_SWITCHES:
+            values = [value for path, value in self._values(key, object) if not self._is_of_another(path)]
+            wrong = next((value for value in values if value not in (None, False)), None)
+            if wrong is not None:
+                self._problems.append(
+                    f"{self._name}: {key}: expected false, the only form that is served, got {wrong!r}"
+                )
 
     def _view_sizes(self) -> list[tuple[KeyPath, tuple[int, int]]]:
         found: list[tuple[KeyPath, tuple[int, int]]] = []

@@ -11,7 +11,7 @@ import yaml
 from worldmodel.dreamzero.config import DreamZeroOptions, StepSkipping, parse_options
 from worldmodel.dreamzero.controls import control_schemas, parse_control
 from worldmodel.dreamzero.normalize import NormalizationMode
-from worldmodel.dreamzero.training_config import TrainingConfig, read_training_config
+from worldmodel.dreamzero.training_config import PROMPT_SWITCHES, TrainingConfig, read_training_config
 from worldmodel.errors import RequestRefused
 
 
@@ -130,6 +130,52 @@ def test_the_robots_own_settings_win(tmp_path: Path) -> None:
     assert config.keys == {"state": ("x",)}
     config, problems = read(tmp_path, tree, tag="agibot")
     assert config.keys == {"state": ("y",)}
+
+
+@pytest.mark.parametrize(
+    ("tag", "other", "expected"),
+    [
+        ("yam", "yaml_v1", ()),
+        ("yam", "config_yam_v2", ("x",)),
+        ("agibot", "agibots", ()),
+        ("agibot", "Agibot-agibot", ("x",)),
+    ],
+)
+def test_a_key_names_a_robot_by_whole_words(tmp_path: Path, tag: str, other: str, expected: tuple[str, ...]) -> None:
+    config, problems = read(tmp_path, {other: keys("state", "x"), "else": keys("state", "y")}, tag=tag)
+    assert len(problems) == (not expected)
+    if expected:
+        assert config.keys["state"] == expected
+
+
+@pytest.mark.parametrize("switch", PROMPT_SWITCHES)
+@pytest.mark.parametrize("value", [True, "yes", 1])
+def test_a_prompt_that_would_be_another_text_is_a_problem(tmp_path: Path, switch: str, value: object) -> None:
+    text = f"conf.yaml: {switch}: expected false, the only form that is served, got {value!r}"
+    wrong: list[dict[str, Any]] = [
+        {switch: value},
+        {"transforms": {"oxe_droid": {"transforms": [{switch: value}]}, "yam": {switch: False}}},
+        {"transforms": {"oxe_droid": {"a": 1}}, "data": [{switch: value}, {switch: False}]},
+    ]
+    fine: list[dict[str, Any]] = [
+        {switch: False},
+        {switch: None},
+        {"transforms": {"oxe_droid": {"transforms": [{switch: False}]}, "yam": {"transforms": [{switch: value}]}}},
+        {"transforms": {"oxe_droid": {"a": 1}, "yam": {"transforms": [{switch: value}]}}},
+    ]
+    for tree in wrong:
+        assert read(tmp_path, tree)[1] == [text]
+    for tree in fine:
+        assert read(tmp_path, tree)[1] == []
+
+
+def test_rotations_of_our_robot_are_found(tmp_path: Path) -> None:
+    turned = {"target_rotations": {"state.x": "rotation_6d", "state.y": None}}
+    for tree in ([turned], {"transforms": {"oxe_droid": [turned]}}, {"transforms": {"oxe_droid": {}}, "data": turned}):
+        config, problems = read(tmp_path, tree)
+        assert not problems
+        assert config.rotations == {"state.x": "rotation_6d"}
+    assert read(tmp_path, {"transforms": {"oxe_droid": {}, "yam": [turned]}})[0].rotations == {}
 
 
 def test_what_other_robots_say_of_their_keys_is_no_problem(tmp_path: Path) -> None:
