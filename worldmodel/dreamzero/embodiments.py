@@ -14,10 +14,10 @@ KEY_PREFIX = "observation/"
 
 
 class Tiling(StrEnum):
-    """How up to four views make one picture of twice their height and width.
+    """How two or three views make one picture of twice their height and width.
 
-    WRIST_TOP: the last view, every column twice, over the first and the second. QUADRANTS: the first view top left, the
-    second bottom left, the third top right, black bottom right.
+    WRIST_TOP: the last of three, every column twice, over the first and the second. QUADRANTS: the first view top left,
+    the second bottom left, the third top right; a corner without a view is black, the one bottom right always.
     """
 
     WRIST_TOP = "wrist_top"

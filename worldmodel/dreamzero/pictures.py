@@ -48,7 +48,7 @@ def tile_views(views_THW3: Sequence[Pixels], tiling: Tiling) -> Pixels:
         picture[:, height:, :width] = left
         picture[:, height:, width:] = right
         return picture
-    corners = ((0, 0), (1, 0), (0, 1), (1, 1))
+    corners = ((0, 0), (1, 0), (0, 1))
     for view, (row, column) in zip(views_THW3, corners, strict=False):
         picture[:, row * height : (row + 1) * height, column * width : (column + 1) * width] = view
     return picture

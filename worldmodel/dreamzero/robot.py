@@ -22,6 +22,9 @@ MAX_REQUEST_FRAMES = 64
 
 DROID_KEYS = ("joint_position", "gripper_position")
 
+NUM_VIEWS = (2, 3)
+"""Cameras that can be tiled as in training: there a single view is not tiled, and a fourth one is left out."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
@@ -191,8 +194,10 @@ class _Reader:
                     self._problems.append(f"metadata.json: modalities.video.{key}.resolution must be [width, height]")
         if len(sizes) > 1:
             self._problems.append(f"metadata.json: cameras of different sizes are not supported: {sorted(sizes)}")
-        if not 1 <= len(pairs) <= 4:
-            self._problems.append(f"metadata.json: expected 1 to 4 cameras, got {len(pairs)}")
+        if len(pairs) not in NUM_VIEWS:
+            shown = ", ".join(name for name, _ in pairs) or "none"
+            expected = " or ".join(map(str, NUM_VIEWS))
+            self._problems.append(f"{self._embodiment.tag}: expected {expected} cameras, got {len(pairs)}: {shown}")
         height, width = next(iter(sizes), (1, 1))
         return tuple(KEY_PREFIX + request for _, request in pairs), height, width
 
@@ -215,6 +220,8 @@ class _Reader:
                     continue
             dims = slice(start, start + num_dims)
             start += num_dims
+            if rotation := self._training.rotations.get(f"{kind}.{key}"):
+                self._problems.append(f"conf.yaml: target_rotations turns {kind}.{key} into {rotation}: not supported")
             mode = self._mode(f"{kind}.{key}")
             if mode is None:
                 continue

@@ -233,6 +233,25 @@ def test_an_order_that_nobody_stated_is_not_guessed() -> None:
     ]
 
 
+def test_a_rotation_that_would_be_turned_into_another_form_is_refused() -> None:
+    rotations = {"state.head": "rotation_6d", "state.another_robots": "quaternion"}
+    problems: list[str] = []
+    assert read(AGIBOT, "agibot", problems, keys=AGIBOT_ORDER, rotations=rotations) is None
+    assert problems == ["conf.yaml: target_rotations turns state.head into rotation_6d: not supported"]
+
+
+@pytest.mark.parametrize("names", [(), ("a",), ("a", "b"), ("a", "b", "c"), ("a", "b", "c", "d")])
+def test_a_robot_has_as_many_cameras_as_can_be_tiled(names: tuple[str, ...]) -> None:
+    dims = {"joint_position": 7}
+    problems: list[str] = []
+    found = read(metadata("yam", list(names), dims, dims), "yam", problems)
+    if len(names) in (2, 3):
+        assert found is not None, problems
+        return
+    assert found is None
+    assert problems == [f"yam: expected 2 or 3 cameras, got {len(names)}: {', '.join(names) or 'none'}"]
+
+
 def test_the_order_of_cameras_can_be_stated() -> None:
     order = {kind: AGIBOT_ORDER[kind] for kind in ("state", "action")}
     stated = robot("agibot", AGIBOT, keys=order, cameras=("head", "hand_right", "hand_left"))
@@ -283,8 +302,8 @@ def test_templates_tell_which_camera_is_where() -> None:
 
 def test_a_file_of_one_robot_is_not_taken_for_another() -> None:
     dims = {"joint_position": 7, "gripper_position": 1}
-    content = metadata("yam", ["a"], dims, dims)["yam"] | {"embodiment_tag": "yam"}
-    assert robot("yam", content).cameras == ("observation/a",)
+    content = metadata("yam", ["a", "b"], dims, dims)["yam"] | {"embodiment_tag": "yam"}
+    assert robot("yam", content).cameras == ("observation/a", "observation/b")
     problems: list[str] = []
     assert read(content, "agibot", problems) is None
     assert problems == ["metadata.json: no statistics of agibot, only of yam"]
@@ -292,18 +311,18 @@ def test_a_file_of_one_robot_is_not_taken_for_another() -> None:
 
 def test_relative_actions_can_be_off_and_must_have_a_state() -> None:
     dims = {"joint_position": 7, "gripper_position": 1}
-    content = metadata("yam", ["a"], dims, dims)
+    content = metadata("yam", ["a", "b"], dims, dims)
     off = robot("yam", content, relative_action=False)
     assert all(action.relative_to is None for action in off.actions)
     problems: list[str] = []
-    content = metadata("yam", ["a"], {"gripper_position": 1}, dims)
+    content = metadata("yam", ["a", "b"], {"gripper_position": 1}, dims)
     assert read(content, "yam", problems) is None
     assert problems == ["relative action joint_position needs a state of its name and 7 numbers"]
 
 
 def test_statistics_by_row_reach_the_actions() -> None:
     dims = {"joint_position": 1, "gripper_position": 1}
-    content = metadata("yam", ["a"], dims, dims)
+    content = metadata("yam", ["a", "b"], dims, dims)
     rows = np.arange(24.0)[:, None]
     content["yam"]["statistics"]["action"]["joint_position"] = {"q01": (rows - 1).tolist(), "q99": (rows + 1).tolist()}
     one = robot("yam", content)
@@ -313,7 +332,7 @@ def test_statistics_by_row_reach_the_actions() -> None:
 
 def test_nothing_is_taken_for_granted_about_actions() -> None:
     dims = {"joint_position": 7, "gripper_position": 1}
-    content = metadata("yam", ["a"], dims, dims)
+    content = metadata("yam", ["a", "b"], dims, dims)
 
     def problems_of(**settings: Any) -> list[str]:
         problems: list[str] = []
