@@ -24,6 +24,7 @@ from rich.text import Text
 from server.app import start_message
 from server.config import ServerConfig
 from server.serving import ServeError, bind
+from server.start_image_check import start_image_problems
 from server.worker_process import worker_environment
 
 PACKAGES = ("av", "torch", "transformers", "safetensors")
@@ -60,6 +61,8 @@ def server_checks(config: ServerConfig) -> Iterator[Check]:
         yield _check_encoder()
     yield _check_port(config)
     yield _check_temporary()
+    if config.model.start_images:
+        yield _check_start_images(config)
     if config.recording.folder:
         yield _check_recordings(Path(config.recording.folder), config.recording.max_bytes)
 
@@ -97,6 +100,17 @@ def _check_temporary() -> Check:
         name="disk",
         expected=expected,
         found=f"{free_bytes / 1e9:.1f} GB free in {folder}",
+    )
+
+
+def _check_start_images(config: ServerConfig) -> Check:
+    problems = tuple(f"{key}: {problem}" for key, problem in start_image_problems(config))
+    return Check(
+        status="FAIL" if problems else "OK",
+        name="start images",
+        expected=f"{len(config.model.start_images)} that can be decoded",
+        found=f"{len(problems)} cannot: {problems[0]}" if problems else "decoded",
+        details=problems,
     )
 
 

@@ -23,6 +23,7 @@ from server.context import ServerContext
 from server.heap import bound_malloc, set_apart_what_stays
 from server.http_connection import TimedHttpConnection
 from server.logs import configured_logging, library_level
+from server.start_image_check import check_start_images
 from server.websocket_connection import BoundedWebSocket
 from server.worker import Worker, WorkerStatus
 from worldmodel import catalog
@@ -162,7 +163,7 @@ def world_server(app: FastAPI, config: ServerConfig) -> WorldServer:
 
 
 def serve(config: ServerConfig, *, open_browser: bool = False) -> None:
-    """Serve until a signal comes. Raises `ServeError` or `LoadFailed`."""
+    """Serve until a signal comes. Raises `ServeError`, `ConfigError` for a bad start image, or `LoadFailed`."""
     bound_malloc()
     raise_file_limit()
     with (
@@ -173,6 +174,7 @@ def serve(config: ServerConfig, *, open_browser: bool = False) -> None:
 
 
 async def _serve(config: ServerConfig, listener: socket.socket, *, open_browser: bool) -> None:
+    await asyncio.to_thread(check_start_images, config)
     app = create_app(config)
     server = world_server(app, config)
     set_apart_what_stays()

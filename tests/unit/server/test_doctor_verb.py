@@ -40,11 +40,21 @@ def test_a_taken_port_fails_with_what_to_do() -> None:
 
 
 def test_missing_packages_fail_with_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor_verb.importlib.util, "find_spec", lambda name: None if name == "av" else object())
+    find_spec = doctor_verb.importlib.util.find_spec
+    monkeypatch.setattr(doctor_verb.importlib.util, "find_spec", lambda name: None if name == "av" else find_spec(name))
     checks = found(config())
     assert checks["packages"].status == "FAIL"
     assert checks["packages"].found == "missing av: pip install 'worldserve[demo]'"
     assert "encoder" not in checks
+
+
+def test_every_start_image_that_cannot_be_decoded_is_told(tmp_path: Path) -> None:
+    assert found(config())["start images"].status == "OK"
+    check = found(config(model__checkpoint=str(tmp_path)))["start images"]
+    assert (check.status, check.expected) == ("FAIL", "6 that can be decoded")
+    assert check.found.startswith("6 cannot: model.start_images[0].file: ")
+    assert check.found.endswith(": No such file or directory")
+    assert len(check.details) == 6
 
 
 @pytest.mark.parametrize(("free_bytes", "status"), [(20e9, "OK"), (5e9, "WARN"), (0.5e9, "FAIL")])
