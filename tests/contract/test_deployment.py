@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from server.config import ServerSection
+from server.config import ServerSection, load_config
 from server.metrics import Metrics
 from server.watch_metrics import WatchMetrics
+from server.wire.messages import SessionState
+from worldmodel.messages import MemoryStats, StageTimings
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docs" / "deployment"
@@ -40,6 +42,53 @@ def test_alerts_and_panels_name_metrics_that_exist() -> None:
     used = {name for expression in expressions for name in re.findall(r"worldserve_\w+", expression)}
     assert len(used) > 15
     assert used <= _metric_names()
+
+
+def _label_values() -> set[tuple[str, str]]:
+    """Return the labels that a server at work shows, with their values."""
+    metrics = Metrics()
+    for state in SessionState:
+        metrics.sessions.labels(state)
+    metrics.set_memory(MemoryStats(sessions=0, total_pages=1, free_pages=1))
+    metrics.observe_stages(StageTimings(denoise_ms=1, commit_ms=1, decode_ms=1, transfer_ms=1), queue_ms=1)
+    return {pair for family in metrics.registry.collect() for each in family.samples for pair in each.labels.items()}
+
+
+def test_alerts_and_panels_name_label_values_that_exist() -> None:
+    expressions = [str(rule["expr"]) for rule in _rules()]
+    expressions += [target["expr"] for panel in _panels() for target in panel["targets"]]
+    used = {pair for expression in expressions for pair in re.findall(r'(\w+)="([^"]*)"', expression)}
+    assert {("state", "active"), ("state", "cleanup_failed"), ("stage", "queue")} <= used
+    assert used <= _label_values()
+
+
+def test_the_alert_about_sessions_that_hold_their_place_looks_at_those() -> None:
+    (rule,) = [rule for rule in _rules() if rule["alert"] == "WorldserveSessionsNotReleased"]
+    assert rule["expr"] == f'worldserve_sessions{{state="{SessionState.CLEANUP_FAILED}"}} > 0'
+
+
+def test_the_image_runs_as_a_user_without_rights() -> None:
+    runtime = (ROOT / "Dockerfile").read_text(encoding="utf-8").split("AS runtime")[1].splitlines()
+    (created,) = [line.split()[-1] for line in runtime if line.startswith("RUN useradd")]
+    uid = re.findall(r"--uid (\d+)", "\n".join(runtime))
+    users = [line for line in runtime if line.startswith("USER")]
+    assert users == [f"USER {created}"]
+    assert created != "root"
+    assert int(uid[0]) > 0
+    assert runtime.index(users[0]) < next(i for i, line in enumerate(runtime) if line.startswith("ENTRYPOINT"))
+
+
+def test_the_unit_starts_what_its_head_installs() -> None:
+    unit = (FOLDER / "worldserve.service").read_text(encoding="utf-8")
+    (line,) = re.findall(r"^ExecStart=(.*)$", unit, re.M)
+    (folder,) = re.findall(r"-m venv (\S+)", unit)
+    (configs,) = re.findall(r"install -D -t (\S+)", unit)
+    (created,) = re.findall(r"useradd .* (\S+)$", unit, re.M)
+    program, verb, config = line.split()
+    assert (program, verb) == (f"{folder}/bin/worldserve", "serve")
+    assert str(Path(config).parent) == configs
+    assert load_config(ROOT / "configs" / Path(config).name, environment={}).model.name
+    assert re.findall(r"^User=(.*)$", unit, re.M) == [created]
 
 
 def test_panels_do_not_overlap() -> None:

@@ -94,16 +94,23 @@ async def test_the_state_is_that_of_the_story_so_far() -> None:
     assert server.told == [{"type": "session.watch", "protocol": 1, "session_id": "s-1"}]
 
 
-async def lost_link(connection: ServerConnection) -> None:
-    await say(connection, WATCHING)
-    await show(connection, 0)
-    await connection.close(1001)
+def ending_with(code: int) -> Script:
+    async def script(connection: ServerConnection) -> None:
+        await say(connection, WATCHING)
+        await show(connection, 0)
+        await connection.close(code)
+
+    return script
 
 
-async def test_a_lost_link_is_joined_again() -> None:
+lost_link = ending_with(1001)
+
+
+@pytest.mark.parametrize("code", [1001, 1013])
+async def test_a_lost_link_is_joined_again(code: int) -> None:
     time = FakeTime()
     async with (
-        scripted(lost_link, whole_story) as server,
+        scripted(ending_with(code), whole_story) as server,
         Spectator(server.url, watch_token="w", clock=time.clock, sleep=time.sleep) as spectator,
     ):
         assert [chunk.chunk_index async for chunk in spectator.chunks()] == [0, 4, 5, 8, 9]
