@@ -27,6 +27,7 @@ from server.session_opener import NewSession, SessionOpener
 from server.tasks import TaskSet
 from server.uploads import decode_image
 from server.worker import Worker, WorkerStatus
+from server.worker_log import WorkerLog
 from worldmodel.messages import ModelInfo, SessionId
 
 log = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ class SessionTable:
         self._timers_changed = asyncio.Event()
         self._unsubscribe: Callable[[], None] | None = None
         self._is_stopping = False
-        self._logged_failure: str | None = None
+        self._worker_log = WorkerLog(worker)
         self._loops: tuple[asyncio.Task[None], ...] = ()
         services = ActorServices(
             worker=worker,
@@ -372,7 +373,7 @@ class SessionTable:
 
     def _worker_changed(self) -> None:
         status = self._worker.status
-        self._log_worker_failure()
+        self._worker_log.note()
         ready = status is WorkerStatus.READY
         for actor in tuple(self._actors.values()):
             if actor.holds_place and (not ready or actor.generation != self._worker.generation):
@@ -387,13 +388,6 @@ class SessionTable:
                 pass
             case _:
                 assert_never(status)
-
-    def _log_worker_failure(self) -> None:
-        """Log each failure once; progress of the next process comes with the same one."""
-        failure = self._worker.failure
-        if failure is not None and failure != self._logged_failure:
-            log.warning("the worker is %s: %s", self._worker.status, failure)
-        self._logged_failure = failure
 
 
 def _shutting_down() -> Unavailable:
