@@ -1,7 +1,7 @@
 """Case 9 through the real command: `worldserve generate` on the golden weights as a checkpoint folder.
 
-Only the noise is given, not drawn: a golden set need not say its seed. That of the set in this tree is drawn in
-`tests/unit/worldmodel/lingbot/test_noise.py`.
+The noise of the set in this tree is drawn from its seed. A golden set need not say its seed, so with another one the
+worker is given the noise.
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.support.lingbot_checkpoint import golden_prompt, write_case_files, write_golden_checkpoint
-from tests.support.lingbot_golden import assert_close, manifest, tensors
+from tests.support.lingbot_golden import DEFAULT_ROOT, assert_close, golden_dir, manifest, tensors
 from worldmodel.wan.pixels import to_yuv420
 
-COMMAND = "tests.support.golden_noise_command"
+GIVEN_NOISE_COMMAND = "tests.support.golden_noise_command"
+SEED = 1234
+"""What the noise of the set in this tree was drawn from."""
+
 TOLERANCE = 1e-4
 MEAN_LEVELS = 1.0
 """Of 255, averaged: what H.264 loses at its finest setting."""
@@ -47,7 +50,10 @@ noise_layout = "official_whole_clip"
 """,
         encoding="utf-8",
     )
-    command = [sys.executable, "-m", COMMAND, "generate", "--config", str(config), "--media.crf", "1"]
+    is_own_set = golden_dir().resolve() == (DEFAULT_ROOT / "lingbot").resolve()
+    module = "server" if is_own_set else GIVEN_NOISE_COMMAND
+    command = [sys.executable, "-m", module, "generate", "--config", str(config), "--media.crf", "1"]
+    command += ["--seed", str(SEED)]
     command += ["--image", str(folder / "case" / "image.png"), "--prompt", golden_prompt()]
     command += ["--camera", str(folder / "case"), "--frames", str(setup["frames"])]
     command += ["--out", str(folder / "clip.mp4"), "--latents", str(folder / "latents.safetensors")]
