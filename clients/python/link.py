@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -59,7 +60,7 @@ def world_url(url: str) -> str:
 def to_text(model: type[WireModel], fields: dict[str, Any]) -> str:
     """Check a message against its wire model and write it, without fields that are None.
 
-    Raises `ValueError` that names the bad field, or for a number that JSON does not have.
+    Raises `ValueError` that names the bad field, also for a number or an object that JSON does not have.
     """
     given = {name: value for name, value in fields.items() if value is not None}
     try:
@@ -68,7 +69,27 @@ def to_text(model: type[WireModel], fields: dict[str, Any]) -> str:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise ValueError(f"{where}: {first['msg']}") from error
+    for name, value in given.items():
+        _check_json(value, name)
     return json.dumps(given, allow_nan=False)
+
+
+def _check_json(value: object, path: str) -> None:
+    """Raise `ValueError` that names the first part of a value that JSON does not have."""
+    match value:
+        case None | bool() | int() | str():
+            return
+        case float():
+            if not math.isfinite(value):
+                raise ValueError(f"{path}: expected a finite number, got {value}")
+        case dict():
+            for key, part in value.items():
+                _check_json(part, f"{path}.{key}")
+        case list() | tuple():
+            for index, part in enumerate(value):
+                _check_json(part, f"{path}[{index}]")
+        case _:
+            raise ValueError(f"{path}: expected numbers, texts and lists of Python, got {type(value).__name__}")
 
 
 class Link:

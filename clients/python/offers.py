@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from urllib.parse import urlsplit, urlunsplit
@@ -10,7 +11,7 @@ from urllib.parse import urlsplit, urlunsplit
 from pydantic import ValidationError
 
 from clients.python.errors import BadServerMessage, ConnectFailed
-from server.wire.rest import ServerInfo
+from server.wire.rest import RestError, ServerInfo
 
 TIMEOUT_S = 10.0
 
@@ -51,9 +52,21 @@ def _read_info(url: str, token: str | None) -> ServerInfo:
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(urllib.request.Request(url, headers=headers), timeout=TIMEOUT_S) as response:
             body = response.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            raise ConnectFailed(f"{url} could not be read: {_refusal(error)}") from error
     except (OSError, ValueError) as error:
         raise ConnectFailed(f"{url} could not be read: {error}") from error
     try:
         return ServerInfo.model_validate_json(body)
     except ValidationError as error:
         raise BadServerMessage(f"{url} is no worldserve information: {error}") from error
+
+
+def _refusal(error: urllib.error.HTTPError) -> str:
+    """Return the server's own words where there are some."""
+    try:
+        said = RestError.model_validate_json(error.read()).error
+    except ValidationError:
+        return str(error)
+    return f"HTTP {error.code}: {said.code}: {said.message}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import numpy as np
 import pytest
 
 from clients.python import (
@@ -92,8 +93,12 @@ async def test_a_refused_path_leaves_the_keys_held(server: StandinServer, connec
 
 async def test_messages_that_json_or_the_limit_forbid_are_not_sent(server: StandinServer, connect: Any) -> None:
     async with connect() as world:
-        with pytest.raises(ValueError, match="JSON compliant"):
-            await world.motion("velocity", translation=[float("nan"), 0, 0], rotation=[0, 0, 0, 1])
+        with pytest.raises(
+            ValueError, match=r"^controls\[0\]\.data\.translation\[1\]: expected a finite number, got nan"
+        ):
+            await world.motion("velocity", translation=[0, float("nan"), 0], rotation=[0, 0, 0, 1])
+        with pytest.raises(ValueError, match=r"^controls\[0\]\.data\.poses\[0\]: expected .* got ndarray$"):
+            await world.trajectory([np.eye(4)])
         with pytest.raises(ValueError, match="the server takes 100000"):
             await world.prompt("x" * 100_001)
     assert server.sent("session.event") == []
