@@ -330,11 +330,11 @@ class StandIn:
                 return
 
     async def _die(self, websocket: WebSocket, world: World) -> None:
-        """Do what the server does when its worker is killed."""
+        """Do what the server does when its worker is killed: the error that ends the socket comes last."""
         world.is_lost = True
         error = {"code": "worker_unavailable", "message": "the worker was killed", "retryable": True, "fatal": True}
-        await websocket.send_json({"type": "error", **error})
         await websocket.send_json(self._state(world, "failed", "worker_unavailable"))
+        await websocket.send_json({"type": "error", **error})
         await websocket.close(1012)
 
 
