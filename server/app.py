@@ -15,11 +15,13 @@ from server.config import ServerConfig
 from server.context import ServerContext
 from server.dialects.omni import omni_endpoint
 from server.dialects.world import world_endpoint
+from server.errors import ErrorCode, UnknownId
 from server.health import distribution_version
 from server.host_check import HostCheck
 from server.metrics import Metrics
 from server.recorder import Recorders
 from server.recording import Recordings
+from server.rest_requests import error_response
 from server.robot_table import RobotTable
 from server.session_table import SessionTable
 from server.shared_bounds import SharedBounds
@@ -101,6 +103,7 @@ def create_app(config: ServerConfig, *, worker: Worker | None = None, clock: Clo
 
     if catalog.lookup(config.model.name).kind is ModelKind.ROBOT:
         robot_routes.mount(app, context)
+        _refuse_other_sockets(app, context)
         return app
 
     @app.websocket("/v1/world")
@@ -112,7 +115,18 @@ def create_app(config: ServerConfig, *, worker: Worker | None = None, clock: Clo
         await omni_endpoint(websocket, context)
 
     robot_routes.mount_refusals(app, context)
+    _refuse_other_sockets(app, context)
     return app
+
+
+def _refuse_other_sockets(app: FastAPI, context: ServerContext) -> None:
+    """Answer a WebSocket at an address that has none as any other request for nothing; starlette would say 403."""
+
+    @app.websocket("/{path:path}")
+    async def refuse(websocket: WebSocket) -> None:
+        error = UnknownId(ErrorCode.NOT_FOUND, f"there is no WebSocket at {websocket.url.path[:200]}")
+        context.metrics.errors.labels(error.code).inc()
+        await websocket.send_denial_response(error_response(error))
 
 
 def start_message(config: ServerConfig) -> StartWorker:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from importlib.resources import files
 from pathlib import Path
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Request
 from fastapi.responses import FileResponse
 from starlette.exceptions import HTTPException
 
@@ -52,14 +51,6 @@ def page_folder() -> Path:
 async def index(request: Request) -> FileResponse:
     model = context_of(request).config.model.name
     return _file(INDEX[catalog.lookup(model).kind])
-
-
-@router.get("/v1/layout")
-async def layout(request: Request) -> Response:
-    """What lies where in the served world, for the map: the checkpoint's `layout.json`, or null."""
-    path = context_of(request).config.checkpoint_path / "layout.json"
-    known = await asyncio.to_thread(lambda: path.read_bytes() if path.is_file() else b"null")
-    return Response(known, media_type="application/json", headers=HEADERS)
 
 
 @router.head("/static/{path:path}")

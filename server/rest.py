@@ -261,6 +261,14 @@ async def info(request: Request) -> ServerInfo:
     return server_info(context_of(request))
 
 
+@router.get("/v1/layout", response_model=dict[str, Any] | None)
+async def layout(request: Request) -> Response:
+    """What lies where in the served world, for a map: the checkpoint's `layout.json`, or null. Needs no token."""
+    path = context_of(request).config.checkpoint_path / "layout.json"
+    known = await asyncio.to_thread(lambda: path.read_bytes() if path.is_file() else b"null")
+    return Response(known, media_type="application/json", headers={"Cache-Control": "no-cache"})
+
+
 @router.head("/healthz", include_in_schema=False)
 @router.get("/healthz")
 async def healthz() -> dict[str, str]:

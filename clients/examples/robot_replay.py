@@ -41,8 +41,8 @@ _HTTP_SCHEMES = {"ws": "http", "wss": "https"}
 
 REASONS = {
     401: "the server wants a token, or another one: --token",
-    403: "the server does not allow it, or has nothing for robots at this path",
-    404: "no robot model is served there",
+    403: "the server does not allow it",
+    404: "no robot model is served there, or not at this path",
 }
 """What a refusal by its status means here, in front of the server's own words."""
 

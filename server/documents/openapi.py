@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from server import rest, robot_rest
 from server.wire.messages import PROTOCOL_VERSION
 
-PUBLIC_PATHS = ("/healthz", "/readyz", "/metrics", "/v1/start-images/{name}")
+PUBLIC_PATHS = ("/healthz", "/readyz", "/metrics", "/v1/start-images/{name}", "/v1/layout")
 """What may be read without a token."""
 
 
@@ -57,5 +57,5 @@ def _operation_id(given: str, path: str, method: str) -> str:
 def _tag(path: str) -> str:
     if path.startswith("/v1/robot"):
         return "robots"
-    is_of_worlds = path.startswith(("/v1/sessions", "/v1/uploads", "/v1/start-images"))
+    is_of_worlds = path.startswith(("/v1/sessions", "/v1/uploads", "/v1/start-images", "/v1/layout"))
     return "worlds" if is_of_worlds else "server"

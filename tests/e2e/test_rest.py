@@ -311,7 +311,7 @@ async def test_rest_asks_for_the_token_and_knows_owners() -> None:
         assert (await rest.error("GET", path, headers=beta))[0] == 404
         assert (await rest.error("DELETE", path, headers=beta))[0] == 404
         assert (await rest.http.get("/v1/sessions", headers=beta)).json() == {"sessions": []}
-        for open_path in ("/healthz", "/readyz", "/metrics", "/", "/v1/start-images/day"):
+        for open_path in ("/healthz", "/readyz", "/metrics", "/", "/v1/start-images/day", "/v1/layout"):
             assert (await rest.http.get(open_path)).status_code == 200
 
 
@@ -329,6 +329,15 @@ async def test_a_bent_name_gets_no_socket_either(rest: Rest, path: str) -> None:
         await connect(f"ws://evil.example:{port}/{path}", host="127.0.0.1", port=port)
     assert caught.value.response.status_code == 403
     assert b"origin_not_allowed" in (caught.value.response.body or b"")
+
+
+@pytest.mark.parametrize("path", ["v1/worlds", "healthz"])
+async def test_a_socket_at_a_wrong_address_is_answered_with_404(rest: Rest, path: str) -> None:
+    with pytest.raises(InvalidStatus) as caught:
+        await connect(f"ws://127.0.0.1:{httpx.URL(rest.url).port}/{path}")
+    assert caught.value.response.status_code == 404
+    error = json.loads(caught.value.response.body or b"")["error"]
+    assert (error["code"], error["message"]) == ("not_found", f"there is no WebSocket at /{path}")
 
 
 async def test_a_proxy_may_hand_on_the_name_of_a_listed_origin() -> None:

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import httpx
 from fastapi import FastAPI
 
-from server import page
+from server import rest
 
 
 async def test_the_layout_of_a_world_is_that_of_its_checkpoint_or_null(tmp_path: Path) -> None:
     app = FastAPI()
-    app.include_router(page.router)
+    app.include_router(rest.router)
     app.state.context = SimpleNamespace(config=SimpleNamespace(checkpoint_path=tmp_path))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://page") as client:
         assert (await client.get("/v1/layout")).json() is None
