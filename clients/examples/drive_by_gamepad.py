@@ -6,9 +6,9 @@ held.
 
 from __future__ import annotations
 
-import asyncio
 import sys
 
+from clients.examples.command import URL, arguments_of, run
 from clients.examples.window import Pad, first_pad, walk
 
 DEAD_ZONE = 0.35
@@ -22,10 +22,11 @@ def keys_of(pad: Pad) -> tuple[str, ...]:
     return tuple(AXES[axis][value > 0] for axis, value in enumerate(values) if abs(value) > DEAD_ZONE)
 
 
-async def main(url: str = "ws://127.0.0.1:8000") -> None:
+async def main(url: str = URL) -> None:
     pad = first_pad()
     await walk(url, lambda: keys_of(pad))
 
 
 if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:2]))
+    (url,) = arguments_of(__doc__, optional=[("URL", URL)])
+    sys.exit(run(lambda: main(url)))

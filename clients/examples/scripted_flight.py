@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 
+from clients.examples.command import URL, arguments_of, run
 from clients.python import connect
 
 LEG = [["w"]] * 6 + [["w", "l"]] * 3
@@ -16,7 +17,7 @@ LEG = [["w"]] * 6 + [["w", "l"]] * 3
 FLIGHT = LEG * 4
 
 
-def main(url: str = "ws://127.0.0.1:8000", path: str = "flight.mp4") -> None:
+def main(url: str = URL, path: str = "flight.mp4") -> None:
     with connect(url) as world, world.recording(path) as film:
         receipt = world.script(FLIGHT)
         for chunk in world.chunks():
@@ -30,4 +31,5 @@ def main(url: str = "ws://127.0.0.1:8000", path: str = "flight.mp4") -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    url, path = arguments_of(__doc__, optional=[("URL", URL), ("FILE", "flight.mp4")])
+    sys.exit(run(lambda: main(url, path)))

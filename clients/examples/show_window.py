@@ -5,10 +5,11 @@ W A S D walk, I J K L look, Esc ends.
 
 from __future__ import annotations
 
-import asyncio
 import sys
 
+from clients.examples.command import URL, arguments_of, run
 from clients.examples.window import pressed_keys, walk
 
 if __name__ == "__main__":
-    asyncio.run(walk(sys.argv[1] if len(sys.argv) > 1 else "ws://127.0.0.1:8000", lambda: pressed_keys("wasdijkl")))
+    (url,) = arguments_of(__doc__, optional=[("URL", URL)])
+    sys.exit(run(lambda: walk(url, lambda: pressed_keys("wasdijkl"))))

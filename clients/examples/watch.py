@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 
+from clients.examples.command import arguments_of, run
 from clients.python import Mp4Writer, watch
 
 
@@ -28,6 +29,5 @@ def main(url: str, watch_token: str, path: str | None = None) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) not in (3, 4):
-        sys.exit(f"usage: {sys.argv[0]} URL WATCH_TOKEN [FILE]")
-    main(*sys.argv[1:])
+    url, watch_token, path = arguments_of(__doc__, "URL", "WATCH_TOKEN", optional=[("FILE", None)])
+    sys.exit(run(lambda: main(url, watch_token, path)))

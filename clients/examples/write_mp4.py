@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
-import asyncio
+import sys
 
+from clients.examples.command import URL, arguments_of, run
 from clients.python import WorldClient
 
 
-async def main(url: str = "ws://127.0.0.1:8000", path: str = "walk.mp4") -> None:
+async def main(url: str = URL, path: str = "walk.mp4") -> None:
     async with WorldClient(url, pacing="free") as world:
         await world.hold("w")
         receipt = await world.tap("l")
@@ -18,7 +18,5 @@ async def main(url: str = "ws://127.0.0.1:8000", path: str = "walk.mp4") -> None
 
 
 if __name__ == "__main__":
-    arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("url", nargs="?", default="ws://127.0.0.1:8000", metavar="URL")
-    arguments.add_argument("path", nargs="?", default="walk.mp4", metavar="FILE")
-    asyncio.run(main(**vars(arguments.parse_args())))
+    url, path = arguments_of(__doc__, optional=[("URL", URL), ("FILE", "walk.mp4")])
+    sys.exit(run(lambda: main(url, path)))

@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import io
 import json
+import os
 import re
 import struct
 import subprocess
@@ -78,6 +79,25 @@ def test_write_mp4_says_how_it_is_called() -> None:
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert "[URL] [FILE]" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["write_mp4", "scripted_flight", "watch", "show_window"])
+def test_without_a_server_an_example_ends_with_one_line(name: str, tmp_path: Path) -> None:
+    arguments = ["ws://127.0.0.1:1", *(["token"] if name == "watch" else [])]
+    environment = {**os.environ, "SDL_VIDEODRIVER": "dummy", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", f"clients.examples.{name}", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False)
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert "127.0.0.1:1" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["scripted_flight", "watch"])
+def test_an_example_says_how_it_is_called(name: str) -> None:
+    command = [sys.executable, "-m", f"clients.examples.{name}", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "[FILE]" in done.stdout
 
 
 def test_scripted_flight(server: ServerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -275,7 +295,7 @@ def test_snippets_of_the_page_run(
 
 
 def test_every_example_and_every_error_is_on_the_page() -> None:
-    examples = {path.stem for path in (GAMES.parent).glob("*.py")} - {"__init__", "window"}
+    examples = {path.stem for path in (GAMES.parent).glob("*.py")} - {"__init__", "command", "window"}
     assert set(re.findall(r"^\| `(\w+)` \|", PAGE.partition("## Examples")[2], re.MULTILINE)) == examples
     told = set(re.findall(r"^\| `(\w+)` \|", PAGE.partition("## Errors")[2].partition("## ")[0], re.MULTILINE))
     ours = {
