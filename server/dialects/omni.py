@@ -105,6 +105,7 @@ class OmniDialog:
         self._init = b""
         self._playhead = Playhead()
         self._dropped: list[str] = []
+        self._failed: list[str] = []
         self._failure = "the session failed"
 
     # ------------------------------------------------------------ client -> session
@@ -214,12 +215,8 @@ class OmniDialog:
         if self._actor is not None:
             self._actor.begin_close(STOPPED)
         elif self._starting is not None:
-            held = (
-                message.interaction.event_id
-                for message in self._held.take_all()
-                if isinstance(message, OmniInteraction)
-            )
-            dropped = [event_id for event_id in held if event_id is not None]
+            interactions = [held.interaction for held in self._held.take_all() if isinstance(held, OmniInteraction)]
+            dropped = [each.event_id for each in interactions if each.event_id is not None]
             self._send(SessionDone(request_id=None, chunks=0, stopped=True, dropped_event_ids=dropped))
             self.close(CloseCode.DONE, STOPPED)
         else:
@@ -300,6 +297,7 @@ class OmniDialog:
         match message:
             case ErrorMessage():
                 self._failure = message.message
+                self._answer_failed()
                 self._send_failure(message.code, message.message)
             case EventDropped():
                 self._drop(message)
@@ -360,11 +358,20 @@ class OmniDialog:
         event_id = self._events.drop(message.event_id)
         if event_id is None:
             return
-        if message.reason is DropReason.CLOSED:
-            self._dropped.append(event_id)
-            return
-        text = self._failure if message.reason is DropReason.FAILED else "the session was reset"
-        self._send_failure(INTERACTION_FAILED, text, event_id=event_id)
+        match message.reason:
+            case DropReason.CLOSED:
+                self._dropped.append(event_id)
+            case DropReason.RESET:
+                self._send_failure(INTERACTION_FAILED, "the session was reset", event_id=event_id)
+            case DropReason.FAILED:
+                self._failed.append(event_id)
+                # Later, because an error that closes the socket says why only after this.
+                asyncio.get_running_loop().call_soon(self._answer_failed)
+
+    def _answer_failed(self) -> None:
+        for event_id in self._failed:
+            self._send_failure(INTERACTION_FAILED, self._failure, event_id=event_id)
+        self._failed.clear()
 
     def _give_up(self) -> None:
         if self._actor is not None:

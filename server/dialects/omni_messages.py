@@ -143,6 +143,8 @@ def plan_start(
     if message.model is not None and message.model not in (model, *aliases):
         text = f"model: this server has {', '.join((model, *aliases))}, got {message.model[:64]!r}"
         raise BadInput(ErrorCode.UNKNOWN_MODEL, text, field="model")
+    if not message.prompt.strip():
+        raise _bad("prompt", "expected some text")
     _check_geometry(message, info)
     num_frames, max_chunks = _length(message, info)
     extras = message.extra_params or {}

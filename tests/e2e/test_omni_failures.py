@@ -51,6 +51,21 @@ async def test_queued_events_of_a_failed_chunk_are_told(gated: Server) -> None:
     assert await socket.closed() == 1011
 
 
+async def test_queued_events_are_told_why_the_worker_died(gated: Server) -> None:
+    socket = await connect(gated)
+    await socket.start()
+    await until_first_tick(gated)
+    for event_id in ("e", "f"):
+        await socket.interact({"prompt": "rain"}, event_id)
+        await socket.expect("session.interaction.queued")
+    gated.worker.dies()
+    failures = [await socket.error(code="interaction_failed", event_id=event_id) for event_id in ("e", "f")]
+    error = await socket.error(code="worker_unavailable")
+    assert [failure["message"] for failure in failures] == [error["message"]] * 2
+    assert await socket.closed() == 1012
+    go(gated)
+
+
 async def test_a_worker_that_dies_ends_the_video(server: Server) -> None:
     socket = await connect(server)
     await socket.start()

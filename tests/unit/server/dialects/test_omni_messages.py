@@ -146,6 +146,7 @@ def test_sampling_params_stand_for_fields_and_extras_that_are_not_beside_them() 
 
 REFUSED_STARTS: list[tuple[str, dict[str, Any]]] = [
     ("prompt", {"prompt": 3}),
+    ("prompt", {"prompt": "  "}),
     ("prompt", {"prompt": "x" * 101}),
     ("model", {"model": "other"}),
     ("model", {"model": 1}),
