@@ -102,13 +102,15 @@ def uvicorn_config(app: FastAPI, config: ServerConfig) -> ConnectionConfig:
     """Return the uvicorn settings every worldserve server runs with (design: sans-I/O WebSockets, no compression)."""
     serves_robots = catalog.lookup(config.model.name).kind is ModelKind.ROBOT
     ping_s = ROBOT_PING_S if serves_robots else WS_PING_S
+    sized = config.robot if serves_robots else config.limits
     return ConnectionConfig(
         app,
         limits=config.limits,
         http=TimedHttpConnection,
         ws=BoundedWebSocket,
         ws_per_message_deflate=False,
-        ws_max_size=config.robot.max_message_bytes if serves_robots else config.limits.max_message_bytes,
+        ws_max_size=sized.max_message_bytes,
+        message_bytes_key="robot.max_message_bytes" if serves_robots else "limits.max_message_bytes",
         ws_ping_interval=ping_s,
         ws_ping_timeout=ping_s,
         timeout_graceful_shutdown=config.server.shutdown_s * REQUESTS_SHARE,

@@ -15,7 +15,9 @@ from collections import deque
 from typing import Any, cast
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.exceptions import PayloadTooBig
 from websockets.frames import Frame
+from websockets.protocol import State
 
 from server.connection_config import ConnectionConfig
 from server.errors import CloseCode
@@ -41,6 +43,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
     def __init__(self, config: ConnectionConfig, *arguments: Any, **options: Any) -> None:
         super().__init__(config, *arguments, **options)
         self._limits = config.limits
+        self._message_bytes_key = config.message_bytes_key
         self._control_rate = RateLimiter(config.limits.max_control_frames_per_second)
         self._fragments_of_queued: deque[int] = deque()
         self._is_refused = False
@@ -58,7 +61,13 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         """Refuse what is no WebSocket frame, or a message that is too large, with the code it was found to deserve."""
         refusal = self.conn.close_sent
         assert refusal is not None
-        self._refuse(refusal.code, refusal.reason)
+        reason = refusal.reason
+        if isinstance(self.conn.parser_exc, PayloadTooBig):
+            # The parser's own close frame, which waits to be sent, does not say which setting it is about.
+            self.conn.data_to_send()
+            self.conn.state = State.OPEN
+            reason = f"a message has more than {self.config.ws_max_size} bytes ({self._message_bytes_key})"
+        self._refuse(refusal.code, reason)
 
     # Frames that came with the refused one are still handed to these methods; uvicorn drops text and binary ones.
 

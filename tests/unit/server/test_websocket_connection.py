@@ -174,8 +174,7 @@ def test_what_a_refused_client_still_sends_is_dropped_within_bounds(sent_on: str
             peer.send(*fragments(1))
             peer.server.data_received(too_large()[:20])
             await settle()
-            assert peer.close is not None
-            assert peer.close[0] == 1009
+            assert peer.close == (1009, f"a message has more than {MAX_BYTES} bytes (limits.max_message_bytes)")
             assert not peer.wire.is_closed, "a client must have time to read why"
             assert peer.wire.is_reading
             assert [message["type"] for message in peer.received] == ["websocket.receive", "websocket.disconnect"]
@@ -199,6 +198,16 @@ def test_what_a_refused_client_still_sends_is_dropped_within_bounds(sent_on: str
                     await asyncio.sleep(QUIET_S / 2 + 0.01)
             assert peer.wire.is_closed
             assert peer.wire.written == b""
+
+    run_virtual(main())
+
+
+def test_fragments_that_are_too_large_together_are_refused_by_the_same_name() -> None:
+    async def main() -> None:
+        async with connected() as peer:
+            peer.send(*fragments(2, bytes(MAX_BYTES // 2 + 1)))
+            await settle()
+            assert peer.close == (1009, f"a message has more than {MAX_BYTES} bytes (limits.max_message_bytes)")
 
     run_virtual(main())
 
