@@ -35,6 +35,8 @@ class ClipFiles:
         for flag, path in targets.items():
             if path is not None:
                 _check_target(flag, path)
+        if self.out is not None and self.out.suffix.lower() != ".mp4":
+            raise ConfigError(f"--out: {self.out}: expected a name that ends in .mp4, which is what it will be")
         if len({path.resolve() for path in paths}) < len(paths):
             raise ConfigError(f"--out and --latents: expected two files, got {paths[0]} twice")
 

@@ -97,6 +97,15 @@ def test_a_target_that_cannot_be_written_is_named_by_its_flag(
     assert line == f"worldserve: {flag}: {target}: {text.format(tmp_path=tmp_path)}"
 
 
+@pytest.mark.parametrize("name", ["x.txt", "x.mov", "x", "x.mp4.gz"])
+def test_a_video_is_not_written_under_the_name_of_something_else(
+    arguments: list[str], name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([*arguments, "--frames", "9", "--out", str(tmp_path / name)]) == 2
+    expected = f"--out: {tmp_path / name}: expected a name that ends in .mp4, which is what it will be"
+    assert capsys.readouterr().err == f"worldserve: {expected}\n"
+
+
 def test_a_file_system_that_takes_no_files_is_noticed_before_a_worker_starts(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
