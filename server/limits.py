@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 from server.errors import BadInput, ErrorCode, Unavailable
@@ -29,8 +30,12 @@ MAX_INTEGER_CHARS = 308
 """Longest integer that is read. Any of this length is also a finite float, so no later check can overflow."""
 
 
-class BadNumber(BadInput):
-    """Refuse JSON for one number in it. `document` is the rest, to see what it was; the number is NaN there."""
+_REPEATED = float("nan")
+"""Stands for the value of a key that is there twice; known by identity, and a number for whoever looks at the rest."""
+
+
+class BadPart(BadInput):
+    """Refuse JSON for one number or key in it. `document` is the rest, to see what it was; the part is NaN there."""
 
     def __init__(self, message: str, *, field: str | None, document: object) -> None:
         super().__init__(ErrorCode.BAD_JSON, message, field=field)
@@ -81,13 +86,23 @@ def check_prompt(prompt: str, *, max_chars: int, field: str = "prompt") -> None:
 
 
 def parse_json_object(text: str, *, max_depth: int) -> dict[str, object]:
-    """Parse a JSON object strictly: bounded depth and size, finite numbers, no lone surrogates.
+    """Parse a JSON object strictly: bounded depth and size, finite numbers, no lone surrogates, no key twice.
 
-    Raises `BadInput` with code `bad_json`: for a number that is not finite or too long `BadNumber`, which names its
-    field.
+    Raises `BadInput` with code `bad_json`: for a number that is not finite or too long, and for a key that is there
+    twice, `BadPart`, which names the field.
     """
     _check_tokens(text, max_depth)
     refused: list[str] = []
+    repeated: list[str] = []
+
+    def read_object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        fields = dict(pairs)
+        if len(fields) < len(pairs):
+            # Which of its values a key has would be anybody's guess.
+            twice = [name for name, times in Counter(name for name, _ in pairs).items() if times > 1]
+            fields.update(dict.fromkeys(twice, _REPEATED))
+            repeated.extend(twice)
+        return fields
 
     def read_constant(name: str) -> float:
         refused.append(f"{name} is not a JSON number")
@@ -106,16 +121,25 @@ def parse_json_object(text: str, *, max_depth: int) -> dict[str, object]:
         return math.nan
 
     try:
-        value = json.loads(text, parse_constant=read_constant, parse_float=read_float, parse_int=read_integer)
+        value = json.loads(
+            text,
+            object_pairs_hook=read_object,
+            parse_constant=read_constant,
+            parse_float=read_float,
+            parse_int=read_integer,
+        )
     except ValueError as error:
         raise BadInput(ErrorCode.BAD_JSON, f"the message is not valid JSON: {error}") from error
     if "\\ud" in text or "\\uD" in text:
         # First, for the path of a refused number is made of the client's names.
         _check_surrogates(value)
+    if repeated:
+        field = _path_of(value, lambda item: item is _REPEATED)[:MAX_PATH_CHARS]
+        raise BadPart(f"{field or repr(repeated[0])}: this field is there twice", field=field or None, document=value)
     if refused:
-        field = _path_of_nonfinite(value)[:MAX_PATH_CHARS]
+        field = _path_of(value, _is_nonfinite)[:MAX_PATH_CHARS]
         where = f"{field}: " if field else "the message is not valid JSON: "
-        raise BadNumber(where + refused[0], field=field or None, document=value)
+        raise BadPart(where + refused[0], field=field or None, document=value)
     if not isinstance(value, dict):
         raise BadInput(ErrorCode.BAD_JSON, f"expected a JSON object, got {_json_type(value)}")
     return value
@@ -145,17 +169,21 @@ def _check_surrogates(value: object) -> None:
         raise BadInput(ErrorCode.BAD_JSON, "the JSON holds half of a surrogate pair, which is no character") from error
 
 
-def _path_of_nonfinite(value: object) -> str:
-    """Return the path of the first number that is not finite; empty for none, and for the whole value."""
+def _is_nonfinite(value: object) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
+
+
+def _path_of(value: object, is_wanted: Callable[[object], bool]) -> str:
+    """Return the path of the first part that is wanted; empty for none, and for the whole value."""
     items: Iterable[tuple[str, object]] = ()
     if isinstance(value, dict):
         items = ((f".{name}", item) for name, item in value.items())
     elif isinstance(value, list):
         items = ((f"[{index}]", item) for index, item in enumerate(value))
     for step, item in items:
-        if isinstance(item, float) and not math.isfinite(item):
+        if is_wanted(item):
             return step.lstrip(".")
-        if rest := _path_of_nonfinite(item):
+        if rest := _path_of(item, is_wanted):
             separator = "" if rest.startswith("[") else "."
             return f"{step.lstrip('.')}{separator}{rest}"
     return ""

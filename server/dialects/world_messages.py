@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 from server.chunks import ReadyChunk
 from server.config import LimitsSection, ServerConfig
 from server.errors import BadInput, ErrorCode, EventRefused
-from server.limits import MAX_PATH_CHARS, BadNumber, check_prompt, parse_json_object
+from server.limits import MAX_PATH_CHARS, BadPart, check_prompt, parse_json_object
 from server.media.formats import EncodedChunk, InitSegment, MuxedChunk
 from server.wire.binary import pack_chunk
 from server.wire.messages import (
@@ -67,7 +67,7 @@ def parse_client_message(text: str, limits: LimitsSection) -> ClientMessage:
         )
     try:
         fields = parse_json_object(text, max_depth=limits.max_json_depth)
-    except BadNumber as error:
+    except BadPart as error:
         error.event_id = _refused_event_id(error.document)
         raise
     try:
@@ -88,9 +88,17 @@ def _read_message(fields: Mapping[str, object], limits: LimitsSection) -> Client
         check_protocol(fields.get("protocol"))
     if kind == "session.start" and "resume_token" in fields:
         model = SessionResume
+        _check_resume_only(fields)
     message = validate(model, fields)
     check_prompts(message, limits)
     return message
+
+
+def _check_resume_only(fields: Mapping[str, object]) -> None:
+    """Refuse the fields of a new session beside a resume token, before what a resume lacks is complained about."""
+    for name in fields:
+        if name in SessionStart.model_fields and name not in SessionResume.model_fields:
+            raise BadInput(ErrorCode.BAD_MESSAGE, f"{name}: not together with resume_token", field=name)
 
 
 def _refused_event_id(document: object) -> int | None:

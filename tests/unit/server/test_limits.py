@@ -111,7 +111,6 @@ def test_everything_else_is_bad_json(text: str) -> None:
         ('{"a": [[0], [1e999, NaN]]}', "a[1][0]"),
         ('{"a": [1, -' + "9" * 400 + "]}", "a[1]"),
         ('{"a": 1' + "0" * 5000 + "}", "a"),
-        ('{"a": NaN, "a": 1}', None),
         ('{"\\ud800": NaN}', None),
         ("NaN", None),
         ('{"' + "x" * 1000 + '": NaN}', "x" * MAX_PATH_CHARS),
@@ -123,6 +122,26 @@ def test_a_number_that_is_not_finite_or_too_long_is_named(text: str, field: str 
         parse_json_object(text, max_depth=9)
     assert (caught.value.code, caught.value.field) == (ErrorCode.BAD_JSON, field)
     assert (field or "")[:20] in caught.value.message
+    assert len(caught.value.message) < 300
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ('{"a": 1, "a": 1}', "a"),
+        ('{"a": NaN, "b": 1, "a": 1}', "a"),
+        ('{"b": [0, {"a": {"c": 1, "c": 2}}], "d": NaN}', "b[1].a.c"),
+        ('{"a": {"b": 1, "b": 2}, "a": 3}', "a"),
+        ('[{"a": 1, "\\u0061": 2}]', "[0].a"),
+        ('{"": 1, "": 2}', None),
+        ('{"' + "x" * 1000 + '": 1, "' + "x" * 1000 + '": 1}', "x" * MAX_PATH_CHARS),
+    ],
+    ids=lambda value: str(value)[:16],
+)
+def test_a_key_that_is_there_twice_is_named(text: str, field: str | None) -> None:
+    with pytest.raises(BadInput, match="this field is there twice") as caught:
+        parse_json_object(text, max_depth=9)
+    assert (caught.value.code, caught.value.field) == (ErrorCode.BAD_JSON, field)
     assert len(caught.value.message) < 300
 
 

@@ -122,10 +122,20 @@ def test_each_bad_field_is_named(base: dict[str, Any], change: dict[str, Any], c
     assert len(caught.value.message) < 300
 
 
+@pytest.mark.parametrize("field", ["prompt", "image", "format", "event_base"])
+def test_a_resume_that_is_also_a_start_is_told_so(field: str) -> None:
+    """Also where `last_chunk_index` is missing, which a start does not have."""
+    fields = {"type": "session.start", "protocol": 1, "resume_token": "t", field: START.get(field, 1)}
+    with pytest.raises(BadInput) as caught:
+        parse(fields)
+    assert (caught.value.message, caught.value.field) == (f"{field}: not together with resume_token", field)
+
+
 @pytest.mark.parametrize(
     "rest",
     [
         '"prompt": 7',
+        '"prompt": "a", "prompt": "b"',
         '"prompt": "a prompt of more than twenty characters"',
         '"promt": "night"',
         '"controls": [3]',
@@ -150,6 +160,7 @@ def test_a_malformed_event_is_named_by_its_id(rest: str) -> None:
         '{"type": "session.event", "event_id": 1.0, "prompt": 7}',
         '{"type": "session.event", "event_id": 9007199254740992, "prompt": NaN}',
         '{"type": "session.event", "event_id": NaN}',
+        '{"type": "session.event", "event_id": 5, "event_id": 5}',
         '{"type": "session.reset", "event_id": 5}',
         '{"type": "session.evnt", "event_id": 5}',
     ],
