@@ -94,11 +94,11 @@ class ErrorCode(StrEnum):
     RESET_FAILED = "reset_failed"
     MEDIA_FAILED = "media_failed"
     INTERNAL = "internal"
+    NOT_FOUND = "not_found"
     # HTTP only
     BODY_TIMEOUT = "body_timeout"
     TOO_MANY_BODIES = "too_many_bodies"
     TOO_MANY_CONNECTIONS = "too_many_connections"
-    NOT_FOUND = "not_found"
     METHOD_NOT_ALLOWED = "method_not_allowed"
     BAD_CONTENT_TYPE = "bad_content_type"
 
