@@ -150,11 +150,11 @@ class SessionTable:
     def owned_by(self, owner: str | None) -> list[SessionActor]:
         return [actor for actor in self._actors.values() if actor.owner == owner]
 
-    def find(self, session_id: str, owner: str | None) -> SessionActor:
-        """Return a session of its owner. Raises `UnknownId`."""
+    def find(self, session_id: str, owner: str | None, *, field: str | None = None) -> SessionActor:
+        """Return a session of its owner. Raises `UnknownId` that names the `field` of the message, if it was in one."""
         actor = self._actors.get(SessionId(session_id))
         if actor is None or actor.owner != owner:
-            raise UnknownId(ErrorCode.NOT_FOUND, f"there is no session {session_id[:64]!r}, or no longer")
+            raise UnknownId(ErrorCode.NOT_FOUND, f"there is no session {session_id[:64]!r}, or no longer", field=field)
         return actor
 
     def has_ended(self, session_id: str, owner: str | None) -> bool:

@@ -39,7 +39,7 @@ class SpectatorDialog:
         if message.watch_token is not None and message.session_id is None:
             actor = table.watchable(message.watch_token)
         elif message.session_id is not None and message.watch_token is None:
-            actor = table.find(message.session_id, owner)
+            actor = table.find(message.session_id, owner, field="session_id")
         else:
             raise BadInput(
                 ErrorCode.BAD_MESSAGE,

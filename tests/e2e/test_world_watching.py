@@ -175,7 +175,7 @@ async def test_the_token_of_a_session_is_needed() -> None:
         started = await owner.start()
         stranger = await server.connect(viewer=False, **theirs)
         await stranger.send("session.watch", protocol=1, session_id=started["session_id"])
-        await stranger.error(code="not_found")
+        await stranger.error(code="not_found", field="session_id")
         await stranger.send("session.watch", protocol=1, watch_token=started["resume_token"])
         await stranger.error(code="bad_watch_token", field="watch_token")
         await stranger.send("session.watch", protocol=1, watch_token=started["watch_token"])
