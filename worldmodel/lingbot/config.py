@@ -8,6 +8,7 @@ reads them back with `LingBotOptions.from_json`. Facts of the checkpoint (layers
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 
@@ -80,7 +81,7 @@ class EventTiming(StrEnum):
 
     CHUNK_START: at its start, as early as it can be seen; a key pressed and released between two chunks still shows for
     one latent frame. WITHIN_CHUNK: as far into the chunk as the event came into the time of the chunk before, so that a
-    rhythm is kept, later by up to a chunk.
+    rhythm is kept, later by up to a chunk; what came earlier than a chunk's media last acts at latent frame 0.
     """
 
     CHUNK_START = "chunk_start"
@@ -182,7 +183,8 @@ class LingBotOptions:
         return json.dumps(asdict(self), separators=(",", ":"), sort_keys=True, allow_nan=False).encode()
 
     def for_worker(self) -> LingBotOptions:
-        """Return these options if a model can be loaded with them: what `generate` adds to a clip is there.
+        """Return these options if a model can be loaded with them: what `generate` adds to a clip is there, and so is
+        the folder of the cameras.
 
         Raises `RequestRefused`.
         """
@@ -191,6 +193,8 @@ class LingBotOptions:
                 "noise_clip_latent_frames",
                 f"missing: noise_layout {self.noise_layout.value!r} needs the length of the whole clip",
             )
+        if self.camera_root is not None and not os.path.isdir(self.camera_root):
+            raise _READER.refusal("camera_root", f"there is no folder {self.camera_root}")
         return self
 
     def default_intrinsics(self, width: int, height: int) -> tuple[float, float, float, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -25,6 +26,15 @@ INTRINSICS = {"width": 832, "height": 480, "fx": 500.0, "fy": 500.0, "cx": 416.0
 def test_empty_table_gives_the_defaults() -> None:
     assert LingBotOptions.from_json(parse_options({})) == LingBotOptions()
     assert LingBotOptions.from_json(b"{}") == LingBotOptions()
+
+
+def test_a_camera_root_that_is_no_folder_stops_the_load(tmp_path: Path) -> None:
+    assert LingBotOptions(camera_root=str(tmp_path)).for_worker().camera_root == str(tmp_path)
+    (tmp_path / "file").touch()
+    for name in ("nope", "file"):
+        with pytest.raises(RequestRefused, match=rf"there is no folder {tmp_path / name}") as caught:
+            LingBotOptions(camera_root=str(tmp_path / name)).for_worker()
+        assert caught.value.field == "camera_root"
 
 
 def test_every_option_survives_the_round_trip() -> None:
