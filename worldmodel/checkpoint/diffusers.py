@@ -116,9 +116,16 @@ class Checkpoint:
         return str(self.path)
 
     def component(self, name: str) -> ComponentReader:
-        """Return a component's reader. Raises `CheckpointError` naming the ones that exist."""
+        """Return a component's reader.
+
+        Raises `CheckpointError` for one that the index does not name, with those that it does, or without a folder.
+        """
         if name not in self.components:
             raise CheckpointError(str(self.path), f"has no component {name}, only {', '.join(sorted(self.components))}")
+        with naming(self.components[name].folder, "read"):
+            is_there = self.components[name].folder.is_dir()
+        if not is_there:
+            raise CheckpointError(str(self.path), f"{_INDEX} names the component {name}, but there is no folder {name}")
         return self.components[name]
 
     @cached_property
@@ -132,10 +139,10 @@ class Checkpoint:
 
 
 def open_checkpoint(path: Path | str) -> Checkpoint:
-    """Open a checkpoint folder and check that every component it names is there.
+    """Open a checkpoint folder. What is wrong with a component is said when that is asked for.
 
     Raises:
-        CheckpointError: for a missing folder, a missing or malformed `model_index.json`, or missing component folders.
+        CheckpointError: for a missing folder, or a missing or malformed `model_index.json`.
     """
     folder = Path(path)
     if not folder.is_dir():
@@ -154,9 +161,6 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
     if foreign:
         names = ", ".join(describe(name) for name in foreign)
         raise CheckpointError(str(folder), f"{_INDEX} names components whose names are no plain ones: {names}")
-    missing = [name for name, reader in components.items() if not reader.folder.is_dir()]
-    if missing:
-        raise CheckpointError(str(folder), f"{_INDEX} names components without a folder: {', '.join(missing)}")
     return Checkpoint(folder, index, components)
 
 
@@ -169,7 +173,7 @@ class WeightFiles:
     """The weights of a folder as far as they can be read.
 
     `errors` has one for each file that is broken, not there, or at odds with the index; `unread` has the names that the
-    index gives to files that cannot be read.
+    index gives to files that cannot be read, or do not have them.
     """
 
     folder: Path
@@ -237,7 +241,10 @@ def _sharded_files(index_file: Path) -> WeightFiles:
     unread = frozenset(name for name, shard in weight_map.items() if shard in broken)
     if found := _index_problems(weight_map, files, unread):
         errors.append(CheckpointError(str(index_file), *found))
-    return WeightFiles(folder=index_file.parent, files=tuple(files), errors=tuple(errors), unread=unread)
+    held = {info.name for file in files for info in file.tensors}
+    return WeightFiles(
+        folder=index_file.parent, files=tuple(files), errors=tuple(errors), unread=frozenset(weight_map) - held
+    )
 
 
 def _index_problems(

@@ -192,28 +192,35 @@ def _share(stage: LoadStage, progress: ProgressFn, start: float, end: float) -> 
 
 
 def check_parts(checkpoint: DreamZeroCheckpoint, modules: EmptyModules) -> None:
-    """Compare names and shapes of all tensors and look at the tokenizer. Raises `CheckpointError` with all findings."""
-    problems = part_problems(checkpoint, modules)
+    """Compare names and shapes of all tensors and look at the tokenizer. Raises `CheckpointError` with all findings.
+
+    The tokens are left to `load_tokenizer`, which a load calls next: loading a tokenizer takes seconds.
+    """
+    problems = part_problems(checkpoint, modules, counts_tokens=False)
     if problems:
         log_whole(problems)
         raise CheckpointError(checkpoint.name, *problems)
 
 
-def part_problems(checkpoint: DreamZeroCheckpoint, modules: EmptyModules) -> list[Problem]:
+def part_problems(
+    checkpoint: DreamZeroCheckpoint, modules: EmptyModules, *, counts_tokens: bool = True
+) -> list[Problem]:
     """Compare names and shapes of all components with their modules, and look at the tokenizer."""
     problems = [
         problem.of(name)
         for name, module in modules.by_component().items()
         for problem in checkpoint.component(name).misfits(module)
     ]
-    return [*problems, *(Problem(text=text) for text in _tokenizer_problems(checkpoint))]
+    vocab_size = modules.text_encoder.config.vocab_size if counts_tokens else None
+    return [*problems, *(Problem(text=text) for text in _tokenizer_problems(checkpoint, vocab_size))]
 
 
-def _tokenizer_problems(checkpoint: DreamZeroCheckpoint) -> list[str]:
+def _tokenizer_problems(checkpoint: DreamZeroCheckpoint, vocab_size: int | None) -> list[str]:
     # Imported here for the reason that `load_model` gives.
     from worldmodel.wan.text_encoder import find_tokenizer_problems
 
     try:
-        return [f"tokenizer: {problem}" for problem in find_tokenizer_problems(checkpoint.component(TOKENIZER))]
+        problems = find_tokenizer_problems(checkpoint.component(TOKENIZER), vocab_size)
+        return [f"tokenizer: {problem}" for problem in problems]
     except CheckpointError as error:
         return [error.message]

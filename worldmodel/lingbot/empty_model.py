@@ -21,9 +21,10 @@ from worldmodel.checkpoint.errors import CheckpointError, findings_of, log_whole
 from worldmodel.checkpoint.problems import Problem
 from worldmodel.checkpoint.random_checkpoint import RandomCheckpoint, RandomComponent, is_random, parse_random
 from worldmodel.errors import LoadFailed
+from worldmodel.json_checks import describe
 from worldmodel.lingbot.camera import PACK
 from worldmodel.lingbot.config import MAX_FLOW_SHIFT, MIN_FLOW_SHIFT, LingBotOptions
-from worldmodel.lingbot.original_layout import is_original_layout, open_original
+from worldmodel.lingbot.original_layout import OriginalCheckpoint, is_original_layout
 from worldmodel.lingbot.published import (
     RANDOM_GAINS,
     TEXT_ENCODER_CLASS,
@@ -31,8 +32,10 @@ from worldmodel.lingbot.published import (
     VAE_CLASS,
     published_model,
 )
+from worldmodel.lingbot.trajectory import MEDIA_FRAMES_PER_LATENT_FRAME
 from worldmodel.lingbot.transformer import LingBotTransformer
 from worldmodel.lingbot.transformer_config import TransformerConfig, read_transformer_config
+from worldmodel.wan.flow_scheduler import NUM_TRAIN_TIMESTEPS
 from worldmodel.wan.text_encoder import empty_text_encoder, find_tokenizer_problems
 from worldmodel.wan.umt5 import UMT5Encoder
 from worldmodel.wan.vae import WanVAE
@@ -40,6 +43,14 @@ from worldmodel.wan.vae import WanVAE
 logger = logging.getLogger(__name__)
 
 BuiltT = TypeVar("BuiltT")
+
+SCHEDULER_FACTS = {
+    "prediction_type": "flow_prediction",
+    "use_flow_sigmas": True,
+    "use_dynamic_shifting": False,
+    "num_train_timesteps": NUM_TRAIN_TIMESTEPS,
+}
+"""What the sampler takes for granted; a scheduler that says otherwise is of another kind of model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -51,6 +62,11 @@ class EmptyModel:
     text_encoder: UMT5Encoder
     flow_shift: float
 
+    @property
+    def modules(self) -> dict[str, nn.Module]:
+        """The modules by the names of their components."""
+        return {"transformer": self.transformer, "vae": self.vae, "text_encoder": self.text_encoder}
+
 
 def open_any(checkpoint: Path | str) -> Checkpoint:
     """Open a checkpoint folder of either layout, or `random:NAME[:SEED]` for weights that are made up.
@@ -60,7 +76,7 @@ def open_any(checkpoint: Path | str) -> Checkpoint:
     if not is_random(checkpoint):
         folder = Path(checkpoint)
         with naming(folder, "read"):
-            return open_original(folder) if is_original_layout(folder) else open_checkpoint(folder)
+            return OriginalCheckpoint(folder) if is_original_layout(folder) else open_checkpoint(folder)
     logger.warning("%s: RANDOM WEIGHTS, for benchmarks only: pictures will mean nothing", checkpoint)
     return random_checkpoint(*parse_random(checkpoint))
 
@@ -109,7 +125,7 @@ def build_empty(checkpoint: Checkpoint, options: LingBotOptions) -> EmptyModel:
     transformer = attempt(lambda: _empty_transformer(checkpoint, options))
     vae = attempt(lambda: _empty_vae(checkpoint))
     text_encoder = attempt(lambda: empty_text_encoder(checkpoint.component("text_encoder")))
-    flow_shift = attempt(lambda: _flow_shift(checkpoint) if options.flow_shift is None else options.flow_shift)
+    flow_shift = attempt(lambda: _flow_shift(checkpoint, options))
     if transformer is not None and vae is not None:
         attempt(lambda: _check_vae(vae, transformer.config))
     if transformer is not None and text_encoder is not None:
@@ -131,8 +147,11 @@ def _all_of(
 
 
 def check_fit(checkpoint: Checkpoint, empty: EmptyModel) -> None:
-    """Compare all components with the modules. Raises `CheckpointError` with all findings at once."""
-    problems = find_problems(checkpoint, empty)
+    """Compare all components with the modules. Raises `CheckpointError` with all findings at once.
+
+    The tokens are left to `load_tokenizer`, which a load calls next: loading a tokenizer takes seconds.
+    """
+    problems = _problems(checkpoint, empty.modules, counts_tokens=False)
     if problems:
         log_whole(problems)
         raise CheckpointError(checkpoint.name, *problems)
@@ -140,17 +159,21 @@ def check_fit(checkpoint: Checkpoint, empty: EmptyModel) -> None:
 
 def find_problems(checkpoint: Checkpoint, empty: EmptyModel) -> tuple[Problem, ...]:
     """Say what does not fit the modules, cannot be read or is not there, component by component."""
-    return _problems(
-        checkpoint, {"transformer": empty.transformer, "vae": empty.vae, "text_encoder": empty.text_encoder}
-    )
+    return _problems(checkpoint, empty.modules)
 
 
-def _problems(checkpoint: Checkpoint, modules: Mapping[str, nn.Module]) -> tuple[Problem, ...]:
+def _problems(
+    checkpoint: Checkpoint, modules: Mapping[str, nn.Module], *, counts_tokens: bool = True
+) -> tuple[Problem, ...]:
     """Look through every component, whatever is wrong with those before it."""
     found: list[Problem] = []
     for name, module in modules.items():
         found += [problem.of(name) for problem in _misfits(checkpoint, name, module)]
-    found += [problem.of("tokenizer") for problem in _tokenizer_problems(checkpoint)]
+    text_encoder = modules.get("text_encoder")
+    vocab_size = None
+    if counts_tokens and isinstance(text_encoder, UMT5Encoder):
+        vocab_size = text_encoder.config.vocab_size
+    found += [problem.of("tokenizer") for problem in _tokenizer_problems(checkpoint, vocab_size)]
     return tuple(found)
 
 
@@ -161,9 +184,10 @@ def _misfits(checkpoint: Checkpoint, name: str, module: nn.Module) -> tuple[Prob
         return error.findings
 
 
-def _tokenizer_problems(checkpoint: Checkpoint) -> tuple[Problem, ...]:
+def _tokenizer_problems(checkpoint: Checkpoint, vocab_size: int | None) -> tuple[Problem, ...]:
     try:
-        return tuple(Problem(text=text) for text in find_tokenizer_problems(checkpoint.component("tokenizer")))
+        problems = find_tokenizer_problems(checkpoint.component("tokenizer"), vocab_size)
+        return tuple(Problem(text=text) for text in problems)
     except CheckpointError as error:
         return error.findings
 
@@ -193,21 +217,41 @@ def _transformer_config(checkpoint: Checkpoint, options: LingBotOptions) -> Tran
         visible = options.visible_latent_frames
     if options.sink_latent_frames is not None:
         sink = options.sink_latent_frames
-    try:
-        return replace(
-            config,
-            latent_frames_per_chunk=options.latent_frames_per_chunk or config.latent_frames_per_chunk,
-            sink_latent_frames=sink,
-            window_latent_frames=None if visible is None else visible - sink,
+    per_chunk = options.latent_frames_per_chunk or config.latent_frames_per_chunk
+    if visible is not None and visible < sink + per_chunk:
+        raise LoadFailed(
+            f"visible_latent_frames = {visible} must hold the sink and one chunk: sink_latent_frames = {sink} and "
+            f"latent_frames_per_chunk = {per_chunk}. What [model.options] does not set is the checkpoint's",
+            field=_window_field(options),
         )
-    except ValueError as error:
-        raise LoadFailed(f"window options do not fit the checkpoint: {error}", field="visible_latent_frames") from error
+    return replace(
+        config,
+        latent_frames_per_chunk=per_chunk,
+        sink_latent_frames=sink,
+        window_latent_frames=None if visible is None else visible - sink,
+    )
 
 
-def _flow_shift(checkpoint: Checkpoint) -> float:
-    value = checkpoint.component("scheduler").config.get("flow_shift")
+def _window_field(options: LingBotOptions) -> str:
+    """Name the option that is to blame for a window too small: one that was given."""
+    names = ("visible_latent_frames", "latent_frames_per_chunk", "sink_latent_frames")
+    return next((name for name in names if getattr(options, name) is not None), names[0])
+
+
+def _flow_shift(checkpoint: Checkpoint, options: LingBotOptions) -> float:
+    """Check that the scheduler is one of flow matching, whoever gives the shift, and return the shift in force."""
+    config = checkpoint.component("scheduler").config
+    for key, expected in SCHEDULER_FACTS.items():
+        if config.get(key, expected) != expected:
+            raise LoadFailed(
+                f"scheduler config: {key} must be {describe(expected)}, got {describe(config[key])}", field="scheduler"
+            )
+    if options.flow_shift is not None:
+        return options.flow_shift
     try:
-        return number(value, "scheduler config: flow_shift", minimum=MIN_FLOW_SHIFT, maximum=MAX_FLOW_SHIFT)
+        return number(
+            config.get("flow_shift"), "scheduler config: flow_shift", minimum=MIN_FLOW_SHIFT, maximum=MAX_FLOW_SHIFT
+        )
     except ValueError as error:
         raise LoadFailed(str(error), field="flow_shift") from error
 
@@ -244,4 +288,10 @@ def _check_vae(vae: WanVAE, config: TransformerConfig) -> None:
             f"the VAE must shrink pictures {PACK} times as camera rays are packed, dim_mult gives "
             f"{vae.config.spatial_factor}",
             field="dim_mult",
+        )
+    if vae.config.temporal_factor != MEDIA_FRAMES_PER_LATENT_FRAME:
+        raise LoadFailed(
+            f"the VAE must give {MEDIA_FRAMES_PER_LATENT_FRAME} media frames for each latent frame but the first, as "
+            f"camera paths and clips count them, temperal_downsample gives {vae.config.temporal_factor}",
+            field="temperal_downsample",
         )

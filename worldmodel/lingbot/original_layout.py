@@ -19,7 +19,7 @@ from typing import Any
 
 from worldmodel.checkpoint.component import Component
 from worldmodel.checkpoint.diffusers import ComponentReader
-from worldmodel.checkpoint.errors import CheckpointError
+from worldmodel.checkpoint.errors import CheckpointError, naming
 from worldmodel.checkpoint.json_file import read_json_object
 from worldmodel.checkpoint.safetensors_header import TensorInfo
 from worldmodel.checkpoint.stored_component import StoredComponent, sampled_digest
@@ -39,6 +39,14 @@ TRANSFORMER_FOLDER = "transformers"
 VAE_FILE = "Wan2.1_VAE.pth"
 TEXT_ENCODER_FILE = "models_t5_umt5-xxl-enc-bf16.pth"
 TOKENIZER_FOLDER = "google/umt5-xxl"
+
+_PARTS = {
+    "transformer": f"{TRANSFORMER_FOLDER}/config.json",
+    "vae": VAE_FILE,
+    "text_encoder": TEXT_ENCODER_FILE,
+    "tokenizer": f"{TOKENIZER_FOLDER}/",
+}
+"""What shows that a component is there."""
 
 _RENAMED_KEYS = {
     "num_heads": "num_attention_heads",
@@ -89,7 +97,7 @@ class TransformerReader(ComponentReader):
 
 
 class OriginalCheckpoint:
-    """Implements `Checkpoint`. Headers and indexes are read when a component is asked for, tensor data never."""
+    """Implements `Checkpoint` for a folder. What a component has is read when it is asked for, tensor data never."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -109,17 +117,26 @@ class OriginalCheckpoint:
     @cached_property
     def digest(self) -> str:
         files = [self.path / VAE_FILE, self.path / TEXT_ENCODER_FILE]
-        for folder in (TRANSFORMER_FOLDER, TOKENIZER_FOLDER):
-            files += [file for file in (self.path / folder).rglob("*") if file.is_file()]
+        with naming(self.path, "read"):
+            for folder in (TRANSFORMER_FOLDER, TOKENIZER_FOLDER):
+                files += [file for file in (self.path / folder).rglob("*") if file.is_file()]
         return sampled_digest(self.path, files)
 
     def component(self, name: str) -> Component:
-        """Return a component. Raises `CheckpointError`."""
+        """Return a component. Raises `CheckpointError`, also for one that is not there."""
         if name not in self._readers:
             raise CheckpointError(self.name, f"has no component {name}, only {', '.join(self._readers)}")
         if name not in self._opened:
+            self._require(name)
             self._opened[name] = self._readers[name]()
         return self._opened[name]
+
+    def _require(self, name: str) -> None:
+        part = _PARTS.get(name)
+        with naming(self.path, "read"):
+            is_there = part is None or (self.path / part).exists()
+        if not is_there:
+            raise CheckpointError(self.name, f"has the original layout, but lacks {part}")
 
     def _transformer(self) -> TransformerReader:
         return TransformerReader(
@@ -161,24 +178,11 @@ class OriginalCheckpoint:
         )
 
 
-def open_original(path: Path) -> OriginalCheckpoint:
-    """Open a folder in the original layout. Raises `CheckpointError` naming every part that is missing."""
-    parts = {
-        f"{TRANSFORMER_FOLDER}/config.json": (path / TRANSFORMER_FOLDER / "config.json").is_file(),
-        VAE_FILE: (path / VAE_FILE).is_file(),
-        TEXT_ENCODER_FILE: (path / TEXT_ENCODER_FILE).is_file(),
-        f"{TOKENIZER_FOLDER}/": (path / TOKENIZER_FOLDER).is_dir(),
-    }
-    missing = [name for name, is_there in parts.items() if not is_there]
-    if missing:
-        raise CheckpointError(str(path), f"has the original layout, but lacks {', '.join(missing)}")
-    return OriginalCheckpoint(path)
-
-
 def transformer_config(content: Mapping[str, Any], subject: str) -> dict[str, Any]:
     """Give an original transformer config the keys of the diffusers layout; one that has them already stays as it is.
 
-    The window and the chunk length may be absent there: then the published values hold, and the log says so. Raises
+    `local_attn_size` counts the sink too, so where it is given (-1 is not) it is the window unless the config says one.
+    The window and the chunk length may be absent: then the published values hold, and the log says so. Raises
     `CheckpointError` if the width is no multiple of the heads.
     """
     if "num_attention_heads" in content:
@@ -190,6 +194,8 @@ def transformer_config(content: Mapping[str, Any], subject: str) -> dict[str, An
     config["attention_head_dim"] = dim // heads
     config["qk_norm"] = "rms_norm_across_heads" if content.get("qk_norm", True) else None
     config["patch_size"] = content.get("patch_size", [1, 2, 2])
+    if config.get("local_attn_size", -1) != -1:
+        config.setdefault("sliding_window_num_frames", config["local_attn_size"])
     absent = [key for key in _WINDOW_KEYS if key not in config]
     if absent:
         defaults = {key: FULL.transformer[key] for key in absent}

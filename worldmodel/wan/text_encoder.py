@@ -170,14 +170,25 @@ def empty_text_encoder(component: Component) -> UMT5Encoder:
         return UMT5Encoder(config)
 
 
-def find_tokenizer_problems(component: Component) -> tuple[str, ...]:
-    """Say whether the files of a tokenizer are missing or damaged, as far as that is quick to see.
+def find_tokenizer_problems(component: Component, vocab_size: int | None) -> tuple[str, ...]:
+    """Say whether the files of a tokenizer are missing, damaged, or of more tokens than the encoder's `vocab_size`.
 
-    A component without a folder needs none.
+    None, for an encoder that is not known, leaves the tokens uncounted. A component without a folder needs neither.
     """
     folder = component.folder
     if folder is None:
         return ()
+    problems = _file_problems(folder)
+    if problems or vocab_size is None:
+        return problems
+    try:
+        _, too_many = _sized_tokenizer(folder, vocab_size)
+    except CheckpointError as error:
+        return (error.message,)
+    return too_many
+
+
+def _file_problems(folder: Path) -> tuple[str, ...]:
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         return (f"{folder} has none of {', '.join(TOKENIZER_FILES)}",)
     problems = []
@@ -219,15 +230,23 @@ def load_tokenizer(checkpoint: Checkpoint, vocab_size: int) -> Any:
 
     It takes seconds at most, so a load does it before the weights. Raises `CheckpointError`.
     """
-    tokenizer = _load_tokenizer(checkpoint.component("tokenizer").folder)
-    if len(tokenizer) > vocab_size:
-        raise CheckpointError(checkpoint.name, f"tokenizer has {len(tokenizer)} tokens, text_encoder only {vocab_size}")
+    tokenizer, too_many = _sized_tokenizer(checkpoint.component("tokenizer").folder, vocab_size)
+    if too_many:
+        raise CheckpointError(checkpoint.name, *too_many)
     return tokenizer
+
+
+def _sized_tokenizer(folder: Path | None, vocab_size: int) -> tuple[Any, tuple[str, ...]]:
+    """Load the tokenizer of a folder, and say whether it has tokens that the encoder does not know."""
+    tokenizer = _load_tokenizer(folder)
+    if len(tokenizer) <= vocab_size:
+        return tokenizer, ()
+    return tokenizer, (f"tokenizer has {len(tokenizer)} tokens, text_encoder only {vocab_size}",)
 
 
 def _load_tokenizer(folder: Path | None) -> Any:
     """Load the tokenizer of a folder; a component without files has the byte tokenizer, which needs none."""
-    # Takes seconds to import, and who only looks at a checkpoint needs no tokenizer.
+    # Takes seconds to import, and not everybody who imports this file needs a tokenizer.
     from transformers import AutoTokenizer, ByT5Tokenizer
 
     if folder is None:

@@ -200,8 +200,11 @@ def test_malformed_index(folder: Path, content: str, message: str) -> None:
 
 def test_missing_component_folder(folder: Path) -> None:
     shutil.rmtree(folder / "net")
-    with pytest.raises(CheckpointError, match="components without a folder: net"):
-        open_checkpoint(folder)
+    checkpoint = open_checkpoint(folder)
+    with pytest.raises(
+        CheckpointError, match=r"model_index\.json names the component net, but there is no folder net$"
+    ):
+        checkpoint.component("net")
 
 
 @pytest.mark.parametrize("name", ["../net", "/etc", ".", "..", "", "net/deeper", "n" * 256, "a\0b"])
@@ -293,6 +296,17 @@ def test_every_disagreement_of_index_and_shards_is_named_at_once(folder: Path) -
         f"1 tensor in another shard than the index says (second.weight in {first} instead of {second})",
         f"1 tensor in several shards (first.bias in {first} and {second})",
     )
+
+
+def test_a_tensor_that_its_shard_does_not_hold_is_named_once(folder: Path) -> None:
+    sharded(folder)
+    shard = sorted((folder / "net").glob("*.safetensors"))[0]
+    held = load_file(shard)
+    lost = sorted(held)[0]
+    del held[lost]
+    save_file(held, shard)
+    [problem] = net(folder).misfits(Small())
+    assert str(problem).endswith(f": 1 tensor that no shard holds ({lost})")
 
 
 def test_everything_that_is_wrong_with_several_shards_is_named_at_once(folder: Path) -> None:

@@ -380,7 +380,7 @@ def test_published_picture_sizes_give_chunks_of_that_size(width: int, height: in
         ({"precision": "fp64"}, "precision", "fp64.*fp32, bf16, official"),
         ({"model_options": b'{"noise_layout": "official_whole_clip"}'}, "noise_clip_latent_frames", "whole clip"),
         ({"model_options": b'{"sampler": "fast"}'}, "sampler", "fast"),
-        ({"model_options": b'{"sink_latent_frames": 17}'}, "visible_latent_frames", "window"),
+        ({"model_options": b'{"sink_latent_frames": 17}'}, "sink_latent_frames", "must hold the sink and one chunk"),
         ({"checkpoint": "no/such/folder"}, None, "no/such/folder"),
     ],
 )

@@ -6,7 +6,9 @@ import hashlib
 import json
 import logging
 import re
+import shutil
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import torch
@@ -22,8 +24,8 @@ from worldmodel.lingbot.layout import Layout, plan_checkpoint
 from worldmodel.lingbot.original_layout import (
     TEXT_ENCODER_FILE,
     VAE_FILE,
+    OriginalCheckpoint,
     is_original_layout,
-    open_original,
     transformer_config,
 )
 from worldmodel.lingbot.published import FULL, TINY
@@ -185,9 +187,57 @@ def test_the_made_tokenizer_is_of_the_published_class(checkpoints: dict[Layout, 
 
 def test_every_missing_part_of_the_original_layout_is_named(tmp_path: Path) -> None:
     (tmp_path / "transformers").mkdir()
-    message = rf"lacks transformers/config\.json, {VAE_FILE}, {TEXT_ENCODER_FILE}, google/umt5-xxl/"
-    with pytest.raises(CheckpointError, match=message):
-        open_original(tmp_path)
+    parts = ("transformers/config.json", VAE_FILE, TEXT_ENCODER_FILE, "google/umt5-xxl/")
+    with pytest.raises(CheckpointError) as caught:
+        load(tmp_path)
+    assert [str(problem).rpartition(": ")[2] for problem in caught.value.problems] == [
+        f"has the original layout, but lacks {part}" for part in parts
+    ]
+
+
+def test_every_missing_part_of_the_diffusers_layout_is_named(tmp_path: Path) -> None:
+    (tmp_path / "model_index.json").write_text(json.dumps(TINY.model_index))
+    names = ("transformer", "vae", "text_encoder", "scheduler", "tokenizer")
+    with pytest.raises(CheckpointError) as caught:
+        load(tmp_path)
+    assert [str(problem).rpartition("no folder ")[2] for problem in caught.value.problems] == list(names)
+
+
+@pytest.mark.parametrize("layout", list(Layout))
+def test_a_missing_tokenizer_does_not_hide_what_else_is_wrong(
+    checkpoints: dict[Layout, Path], layout: Layout, tmp_path: Path
+) -> None:
+    is_original = layout is Layout.ORIGINAL
+    text = TEXT_ENCODER_FILE if is_original else "text_encoder/model.safetensors"
+    changed = ("tokenizer.json", "tokenizer_config.json", Path(text).name)
+    folder = _linked_copy(checkpoints[layout], tmp_path / "copy", without=changed)
+    (folder / text).parent.mkdir(parents=True, exist_ok=True)
+    stored = (
+        torch.load(checkpoints[layout] / text, weights_only=True)
+        if is_original
+        else load_file(checkpoints[layout] / text)
+    )
+    stored["strange"] = torch.zeros(1)
+    (torch.save if is_original else save_file)(stored, folder / text)
+    shutil.rmtree(folder / ("google" if is_original else "tokenizer"), ignore_errors=True)
+    with pytest.raises(CheckpointError) as caught:
+        load(folder)
+    extra, missing = map(str, caught.value.problems)
+    assert extra.startswith("text_encoder: 1 extra tensor (strange")
+    assert missing.startswith("tokenizer: ")
+    assert missing.endswith(("but lacks google/umt5-xxl/", "but there is no folder tokenizer"))
+
+
+def test_a_folder_that_cannot_be_listed_is_one_sentence(
+    checkpoints: dict[Layout, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> NoReturn:
+        raise PermissionError(13, "Permission denied")
+
+    checkpoint = OriginalCheckpoint(checkpoints[Layout.ORIGINAL])
+    monkeypatch.setattr(Path, "rglob", refuse)
+    with pytest.raises(CheckpointError, match=r"cannot be read \(Permission denied\)"):
+        _ = checkpoint.digest
 
 
 def test_misfits_of_all_components_are_named_at_once(checkpoints: dict[Layout, Path], tmp_path: Path) -> None:
@@ -281,6 +331,18 @@ def test_an_original_config_without_a_window_takes_the_published_one(caplog: pyt
     assert "config has no num_frames_per_block, sliding_window_num_frames, local_attn_size" in caplog.text
     assert config["attention_head_dim"] == 32
     assert transformer_config(config, "here") == config
+
+
+def test_an_original_config_that_gives_its_window_in_one_key_has_that_window() -> None:
+    """`local_attn_size` is the whole window, the sink counted; -1 says nothing about it."""
+    content = {"dim": 64, "num_heads": 2, "sink_size": 4}
+    windows = {
+        size: transformer_config(content | {"local_attn_size": size}, "here")["sliding_window_num_frames"]
+        for size in (12, 18, -1)
+    }
+    assert windows == {12: 12, 18: 18, -1: 18}
+    both = transformer_config(content | {"local_attn_size": 12, "sliding_window_num_frames": 15}, "here")
+    assert both["sliding_window_num_frames"] == 15
 
 
 def test_the_statistics_that_the_original_layout_leaves_unsaid_are_those_of_the_golden_vae() -> None:

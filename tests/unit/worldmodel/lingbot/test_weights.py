@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -12,6 +14,7 @@ import torch
 
 import worldmodel
 from worldmodel.checkpoint.errors import CheckpointError
+from worldmodel.checkpoint.random_checkpoint import RandomCheckpoint
 from worldmodel.errors import LoadFailed
 from worldmodel.lingbot.config import LingBotOptions
 from worldmodel.lingbot.empty_model import build_empty, random_checkpoint
@@ -26,6 +29,7 @@ from worldmodel.wan.umt5 import UMT5Encoder, parse_umt5_config
 from worldmodel.wan.vae import WanVAE
 
 CPU = torch.device("cpu")
+MODULES = ("transformer", "vae", "text_encoder")
 
 
 def num_parameters(module: torch.nn.Module) -> int:
@@ -116,6 +120,45 @@ def test_a_tokenizer_that_does_not_fit_stops_the_load_before_the_first_weight() 
                 lambda stage, *_: stages.append(stage),
             )
     assert set(stages) == {LoadStage.CHECKPOINT}
+
+
+def changed(part: str, **config: object) -> RandomCheckpoint:
+    """The tiny model with other values in the config of a part."""
+    checkpoint = random_checkpoint("lingbot-world-v2-tiny", 0)
+    component = checkpoint.component(part)
+    others = {name: checkpoint.component(name) for name in (*MODULES, "tokenizer", "scheduler")}
+    return RandomCheckpoint("tiny", 0, others | {part: replace(component, config={**component.config, **config})})
+
+
+@pytest.mark.parametrize(
+    ("part", "config", "message"),
+    [
+        ("scheduler", {"prediction_type": "epsilon"}, "prediction_type must be 'flow_prediction', got 'epsilon'"),
+        ("scheduler", {"use_flow_sigmas": False}, "use_flow_sigmas must be true, got false"),
+        ("scheduler", {"use_dynamic_shifting": True}, "use_dynamic_shifting must be false, got true"),
+        ("scheduler", {"num_train_timesteps": 500}, "num_train_timesteps must be 1000, got 500"),
+        ("vae", {"temperal_downsample": [False, False, True]}, r"4 media frames .* temperal_downsample gives 2"),
+    ],
+)
+def test_a_part_of_another_kind_of_model_is_refused(part: str, config: dict[str, object], message: str) -> None:
+    with pytest.raises(LoadFailed, match=message):
+        build_empty(changed(part, **config), LingBotOptions(flow_shift=5.0))
+
+
+@pytest.mark.parametrize(
+    ("options", "field", "text"),
+    [
+        ({"latent_frames_per_chunk": 20}, "latent_frames_per_chunk", "visible_latent_frames = 18 must hold"),
+        ({"sink_latent_frames": 16}, "sink_latent_frames", "sink_latent_frames = 16 and latent_frames_per_chunk = 3"),
+        ({"visible_latent_frames": 11}, "visible_latent_frames", "visible_latent_frames = 11 must hold"),
+    ],
+)
+def test_a_window_without_room_for_a_chunk_names_the_options(options: dict[str, int], field: str, text: str) -> None:
+    with pytest.raises(LoadFailed, match=text) as caught:
+        build_empty(
+            random_checkpoint("lingbot-world-v2-tiny", 0), LingBotOptions.from_json(json.dumps(options).encode())
+        )
+    assert caught.value.field == field
 
 
 def test_an_unknown_random_model_names_the_known_ones() -> None:

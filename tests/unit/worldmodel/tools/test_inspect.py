@@ -115,6 +115,17 @@ def test_a_damaged_tokenizer_is_found_before_any_weights(tiny: Path, name: str, 
     assert text in str(problem)
 
 
+@pytest.mark.parametrize("layout", list(Layout))
+def test_a_tokenizer_of_more_tokens_than_the_encoder_knows_is_found(tmp_path: Path, layout: Layout) -> None:
+    """Tokens that only its config adds count too."""
+    write_checkpoint(plan_checkpoint(TINY, layout=layout), tmp_path / "tiny", seed=0)
+    folder = tmp_path / "tiny" / ("tokenizer" if layout is Layout.DIFFUSERS else "google/umt5-xxl")
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(config | {"extra_ids": 100}))
+    [problem] = inspect_checkpoint(str(tmp_path / "tiny"), width=64, height=64, precision="fp32").problems
+    assert str(problem) == "tokenizer: tokenizer has 548 tokens, text_encoder only 512"
+
+
 def test_a_tokenizer_without_its_vocabulary_is_found(tiny: Path) -> None:
     """transformers loads one of four tokens from the config alone, to which all prompts are much the same."""
     (tiny / "tokenizer" / "tokenizer.json").unlink()
