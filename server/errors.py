@@ -233,3 +233,9 @@ def from_worker(error: WorldModelError, *, fallback: ErrorCode, request_id: str 
     if isinstance(error, RequestRefused):
         return BadInput(code, error.message, field=error.field, request_id=request_id)
     return SessionFailed(fallback, error.message, request_id=request_id)
+
+
+def open_failed(error: WorldModelError) -> ServerError:
+    """Translate the error of a session that did not open: only what the worker refused is the client's fault."""
+    is_refused = isinstance(error, RequestRefused)
+    return from_worker(error, fallback=ErrorCode.REQUEST_REFUSED if is_refused else ErrorCode.WORKER_UNAVAILABLE)

@@ -21,6 +21,7 @@ from server.errors import (
     SessionFailed,
     Unavailable,
     from_worker,
+    open_failed,
 )
 from server.logs import about
 from server.robot_answers import actions_lost, read_actions, server_timing
@@ -171,7 +172,7 @@ class RobotActor:
             if isinstance(error, OutcomeUnknown):
                 await seat.close()
             seat.give_back()
-            raise from_worker(error, fallback=ErrorCode.REQUEST_REFUSED) from error
+            raise open_failed(error) from error
         except ServerError:
             raise
         except Exception as error:

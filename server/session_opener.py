@@ -12,7 +12,7 @@ from server.actor import SessionActor
 from server.actor_services import ActorServices
 from server.admission import Place
 from server.config import ServerConfig
-from server.errors import ErrorCode, ServerError, from_worker
+from server.errors import ErrorCode, ServerError, open_failed
 from server.ids import new_resume_token, new_session_id, new_watch_token
 from server.logs import about
 from server.media.encoder import EncoderFailed
@@ -21,7 +21,7 @@ from server.recorder import Recorders, SessionRecorder
 from server.session import Session, SessionRules
 from server.uploads import RawImage, StartImage
 from server.wire.messages import Pacing, StreamFormat
-from worldmodel.errors import OutcomeUnknown, RequestRefused, WorldModelError
+from worldmodel.errors import OutcomeUnknown, WorldModelError
 from worldmodel.messages import CloseSession, ModelInfo, OpenSession, RequestId, SessionId
 
 log = logging.getLogger(__name__)
@@ -168,10 +168,9 @@ class SessionOpener:
             await self._services.worker.open_session(message, raw.pixels)
         except OutcomeUnknown as error:
             await self._close_half_open(session_id)
-            raise from_worker(error, fallback=ErrorCode.REQUEST_REFUSED) from error
+            raise open_failed(error) from error
         except WorldModelError as error:
-            fallback = ErrorCode.REQUEST_REFUSED if isinstance(error, RequestRefused) else ErrorCode.INTERNAL
-            raise from_worker(error, fallback=fallback) from error
+            raise open_failed(error) from error
 
     async def _close_half_open(self, session_id: SessionId) -> None:
         try:

@@ -167,6 +167,15 @@ async def test_a_refused_session_leaves_no_place_taken(server: Server) -> None:
     await socket.start()
 
 
+async def test_a_start_with_an_unknown_outcome_is_not_the_clients_fault(server: Server) -> None:
+    server.worker.open_failures.append(OutcomeUnknown("OpenSession failed in a way that was not foreseen"))
+    socket = await server.connect()
+    await socket.send("session.start", protocol=1, prompt="", image=image_field())
+    assert (await socket.error(code="worker_unavailable"))["retryable"] is True
+    assert await socket.closed() == 1012
+    assert server.context.table.num_resident == 0
+
+
 async def test_a_failed_reset_can_be_tried_again(server: Server) -> None:
     server.worker.reset_failures.append(OutcomeUnknown("boom"))
     socket = await server.connect()

@@ -116,7 +116,7 @@ async def test_a_session_may_take_its_place_before_its_first_step() -> None:
         assert other.session.phase is RobotPhase.EMPTY
         await actor.begin_close("test")
         it.worker.open_failures.append(OutcomeUnknown("no"))
-        assert (await refused(other.open())).code is ErrorCode.REQUEST_REFUSED
+        assert (await refused(other.open())).code is ErrorCode.WORKER_UNAVAILABLE
         assert it.worlds.num_resident == 0
 
 

@@ -107,9 +107,11 @@ async def test_a_worker_that_dies_in_a_call_is_told_and_a_reset_goes_on() -> Non
 async def test_an_opening_that_fails_leaves_nothing_and_may_be_tried_again() -> None:
     async with serving_robots(RobotWorker(capacity_sessions=1)) as server:
         robot = await server.connect()
-        for failure in (RequestRefused("no", code="bad_request"), OutcomeUnknown("who knows"), TickRolledBack("no")):
+        server.worker.open_failures.append(RequestRefused("no", code="bad_request"))
+        assert "request_refused" in error_text(await robot.infer(1))
+        for failure in (OutcomeUnknown("who knows"), TickRolledBack("no")):
             server.worker.open_failures.append(failure)
-            assert "request_refused" in error_text(await robot.infer(1))
+            assert "worker_unavailable" in error_text(await robot.infer(1))
         assert number_of(await robot.infer(2))[:2] == (2, 0)
 
 
