@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PORT ?= 8000
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: install demo test test-slow lint types imports clean
+.PHONY: install demo test test-slow lint clean
 
 install: $(VENV)/.demo
 
