@@ -109,7 +109,9 @@ def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report as JSON")
     parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="write the report as a picture")
     parser.add_argument("--token", help="token of the running server")
-    parser.add_argument("--commit", help="commit to name in the report (default: that of the checkout)")
+    parser.add_argument(
+        "--commit", help="commit to name in the report (default: the checkout's, of a server that bench starts)"
+    )
     parser.add_argument("--time-limit", type=float, default=180.0, help="seconds each run may take (default 180)")
     parser.add_argument("--chunk-timeout", type=float, default=120.0, help="seconds without a chunk to give up after")
 

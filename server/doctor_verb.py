@@ -29,6 +29,9 @@ from server.worker_process import worker_environment
 
 PACKAGES = ("av", "torch", "transformers", "safetensors")
 LOW_DISK_BYTES = 1_000_000_000
+PLAIN_WIDTH = 110
+"""Columns where the output is no terminal, as for `conformance`."""
+
 STYLES = {"OK": "green", "WARN": "yellow", "FAIL": "bold red"}
 
 
@@ -48,7 +51,11 @@ def doctor(config: ServerConfig, *, as_json: bool) -> int:
     if as_json:
         print(json.dumps([msgspec.to_builtins(check) for check in checks], indent=2))
     else:
-        _show(checks, Console(), about=f"{config.model.name}, {config.model.checkpoint}")
+        _show(
+            checks,
+            Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH),
+            about=f"{config.model.name}, {config.model.checkpoint}",
+        )
     return 1 if any(check.status == "FAIL" for check in checks) else 0
 
 

@@ -119,7 +119,8 @@ def _bar(value: float, most: float) -> str:
 def _facts(report: Report) -> Table:
     facts, host, workload = report.provenance, report.provenance.host, report.workload
     sessions = f"{workload.num_sessions} session{'' if workload.num_sessions == 1 else 's'}"
-    keys = f"{workload.events_per_second:g} key events a second, seed {workload.seed}"
+    rate = f"{workload.events_per_second:g}"
+    keys = f"{rate} key event{'' if rate == '1' else 's'} a second, seed {workload.seed}"
     versions = ", ".join(f"{name} {text}" for name, text in facts.versions.items())
     run = report.served or report.in_process
     geometry = "" if run is None else f", {run.width}x{run.height}"

@@ -114,6 +114,7 @@ def test_the_report_has_a_row_for_each_check_a_verdict_and_an_exit_code(
     assert [(row[0], row[1]) for row in rows] == [("OK", "port"), (status, "device")]
     words = " ".join(lines).split()
     assert [word for word in words if word in long.split()] == long.split()
+    assert 80 < max(map(len, lines)) <= 110, "a pipe gets the width that conformance gives it"
     assert lines[-1] == verdict
     assert doctor(config(), as_json=True) == code
     assert json.loads(capsys.readouterr().out)[-1]["name"] == "device"
