@@ -177,6 +177,10 @@ def _read(track: str, schema: str, data: object) -> AnyControl:
         raise RequestRefused(
             f"unknown track {track[:100]!r}: expected one of {', '.join(SCHEMAS)}", code="unknown_track", field="track"
         )
+    for other, schemas in SCHEMAS.items():
+        if schema in schemas and other != track:
+            text = f"track {track!r}: expected {other!r}, to which the schema {schema} belongs"
+            raise RequestRefused(text, code="unknown_schema", field="track")
     if schema not in SCHEMAS[track]:
         hint = nearest(schema, SCHEMAS[track]) or f": track {track} takes {', '.join(SCHEMAS[track])}"
         raise RequestRefused(f"unknown schema {schema[:100]!r}{hint}", code="unknown_schema", field="schema")

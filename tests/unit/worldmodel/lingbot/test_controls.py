@@ -138,6 +138,11 @@ def test_unknown_track_and_schema_are_named() -> None:
     with pytest.raises(RequestRefused, match=r"did you mean 'lingbot\.camera_actions\.v1'") as caught:
         parse_control("camera", "lingbot.camera_action.v1", {})
     assert (caught.value.code, caught.value.field) == ("unknown_schema", "schema")
+    with pytest.raises(
+        RequestRefused, match=r"^track 'prompt': expected 'camera', to which the schema .* belongs$"
+    ) as caught:
+        parse_control("prompt", ACTIONS_SCHEMA, {"mode": "state", "held": []})
+    assert (caught.value.code, caught.value.field) == ("unknown_schema", "track")
 
 
 def test_decode_refuses_bytes_that_are_not_json() -> None:
