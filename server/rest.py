@@ -13,6 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.routing import Match
 
 from server.actor import SessionActor
 from server.dialects.world_messages import check_protocol
@@ -44,6 +45,9 @@ from server.wire.rest import (
     UploadCreated,
 )
 from server.worker import WorkerStatus
+
+METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
+"""What may be possible at an address."""
 
 MULTIPART_OVERHEAD_BYTES = 16 * 1024
 """Room for the part headers around one image."""
@@ -332,8 +336,19 @@ async def _http_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     codes: dict[int, ErrorCode] = {404: ErrorCode.NOT_FOUND, 405: ErrorCode.METHOD_NOT_ALLOWED}
     code = codes.get(error.status_code, ErrorCode.BAD_MESSAGE)
+    if error.status_code == 405:
+        allowed = ", ".join(_allowed_methods(request))
+        text = f"{request.method[:20]} is not possible at {request.url.path[:200]}: expected {allowed}"
+        return error_body(405, code, text, Allow=allowed)
     text = f"there is nothing at {request.url.path[:200]}" if error.status_code == 404 else str(error.detail)
     return error_body(error.status_code, code, text, **dict(error.headers or {}))
+
+
+def _allowed_methods(request: Request) -> list[str]:
+    """List what can be done at an address. The framework names the methods of the first of its routes alone."""
+    scopes = {method: {**request.scope, "method": method} for method in METHODS}
+    routes = request.app.routes
+    return [method for method, scope in scopes.items() if any(it.matches(scope)[0] is Match.FULL for it in routes)]
 
 
 async def _validation_error(request: Request, error: Exception) -> JSONResponse:

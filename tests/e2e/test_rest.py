@@ -242,6 +242,18 @@ async def test_every_error_has_the_same_shape(rest: Rest, method: str, path: str
     assert (got, error["code"]) == (status, code)
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [("PUT", "/v1/sessions", "GET, POST"), ("POST", "/healthz", "GET, HEAD"), ("PATCH", "/v1/sessions/x", "DELETE, GET")],
+)
+async def test_a_method_that_is_not_possible_is_answered_with_those_that_are(
+    rest: Rest, method: str, path: str, allowed: str
+) -> None:
+    response = await rest.http.request(method, path)
+    assert (response.status_code, response.headers["allow"]) == (405, allowed)
+    assert response.json()["error"]["message"] == f"{method} is not possible at {path}: expected {allowed}"
+
+
 # ---------------------------------------------------------------- uploads and images
 
 
