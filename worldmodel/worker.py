@@ -144,7 +144,8 @@ def _run(channel: Channel) -> int:
         check_package_origin()
         runtime = _load(channel, start)
     except LoadFailed as error:
-        logger.error("the model could not be loaded: %s", error.message)
+        # Why is the server's to say: it logs what it is sent, and its exit repeats that.
+        logger.error("the model could not be loaded")
         channel.send(WorkerFailed(code=error.code, message=error.message))
         return EXIT_LOAD_FAILED
     return _serve(channel, runtime)
