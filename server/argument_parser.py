@@ -10,9 +10,9 @@ from typing import Any, NoReturn
 class VerbParser(argparse.ArgumentParser):
     """The parser of the command and of each verb; argparse makes those of verbs in the class of the command's."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self, prog: str | None = None, **options: Any) -> None:
         # A shortened flag would mean another setting as soon as a second one begins like it.
-        super().__init__(*args, allow_abbrev=False, **options)
+        super().__init__(prog, allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong, without the usage, and leave with exit code 2."""

@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 the folder can't be used or an entry is damaged, 2 the cal
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -122,4 +123,6 @@ def _fail(message: str) -> int:
 
 
 if __name__ == "__main__":
+    # A reader that has enough, `head` for example, ends this program without a word.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     raise SystemExit(main())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -148,4 +149,6 @@ def _pairs(title: str, values: dict[str, str]) -> Table:
 
 
 if __name__ == "__main__":
+    # A reader that has enough, `head` for example, ends this program without a word.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     raise SystemExit(main())

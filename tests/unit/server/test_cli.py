@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -96,6 +99,15 @@ def test_damaged_image_is_named(capsys, tmp_path: Path):
         capsys, "generate", "--image", str(image), "--prompt", "x", "--frames", "9", "--out", str(tmp_path / "x.mp4")
     )
     assert (code, "--image: the image" in text) == (2, True)
+
+
+def test_a_reader_that_leaves_early_is_no_error():
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = (sys.executable, "-m", "server", "demo", "--list-settings")
+    with os.fdopen(writer, "wb") as nobody:
+        ended = subprocess.run(command, stdout=nobody, stderr=subprocess.PIPE, check=False)
+    assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, b"")
 
 
 def test_packages_of_a_stranger_stop_the_start(capsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
