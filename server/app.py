@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -80,8 +81,8 @@ def create_app(config: ServerConfig, *, worker: Worker | None = None, clock: Clo
             yield
         finally:
             await context.robots.shut_down()
-            await context.table.shut_down()
-            await worker.stop()
+            # At the same time, for both have `server.last_s`; the table forgets the worker before anything is awaited.
+            await asyncio.gather(context.table.shut_down(), worker.stop())
             encode_pool.shutdown(cancel_futures=True)
             recordings.close()
 

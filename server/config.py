@@ -33,6 +33,9 @@ from worldmodel.offload_settings import OffloadSettings
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
 SAME_SESSION = ("refuse", "take_over")
+LAST_SHARE = 0.4
+"""Share of `server.shutdown_s` for the worker and the disk; clients and requests before them get half of it."""
+
 MAX_FPS = 1000
 MAX_PIXELS = 16384
 """Widest picture that the encoder takes."""
@@ -53,6 +56,11 @@ class ServerSection:
     shutdown_s: float = 8.0
     log_level: str = "info"
     log_format: str = "text"
+
+    @property
+    def last_s(self) -> float:
+        """How long the worker and the disk have at the end, at the same time, once clients and requests are gone."""
+        return self.shutdown_s * LAST_SHARE
 
     def __post_init__(self) -> None:
         require(0 <= self.port <= 65535, "server.port", "0 to 65535", self.port)
@@ -164,7 +172,10 @@ class RecordingSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSection:
-    """The worker process. `cpu_threads = None` means cores - 1, at least 1."""
+    """The worker process. `cpu_threads = None` means cores - 1, at least 1.
+
+    `stop_timeout_s` counts as far as `server.shutdown_s` leaves time for it.
+    """
 
     device: str = "cpu"
     cpu_threads: int | None = None

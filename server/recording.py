@@ -249,12 +249,12 @@ class SessionRecording:
             return
         self._waiting.put_nowait((file, data))
 
-    async def close(self) -> None:
-        """Finish the files, waiting for the disk a while. Closing again does nothing."""
+    async def close(self, *, within_s: float | None = FLUSH_TIMEOUT_S) -> None:
+        """Finish the files, waiting for the disk so long, None: as long as it takes. Closing again does nothing."""
         if self._active:
             self._active = False
             self._waiting.put_nowait(None)
-        await asyncio.wait((self._task,), timeout=FLUSH_TIMEOUT_S)
+        await asyncio.wait((self._task,), timeout=within_s)
 
     async def _write(self) -> None:
         recordings, recording = self._recordings, self._recording

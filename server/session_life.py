@@ -266,7 +266,9 @@ class SessionLife:
         """Stop everything at once because the server ends."""
         self.say_goodbye()
         self._tasks.cancel()
-        await self._tasks.join()
-        if self._recorder is not None:
-            await self._recorder.close()
-        self._encoder.close()
+        try:
+            await self._tasks.join()
+            if self._recorder is not None:
+                await self._recorder.close(within_s=None)
+        finally:
+            self._encoder.close()

@@ -104,8 +104,11 @@ class SessionTable:
         self.say_goodbye()
         self._tasks.cancel()
         await self._tasks.join()
-        for actor in tuple(self._actors.values()):
-            await actor.shut_down()
+        last, within_s = TaskSet("end of a session"), self._config.server.last_s
+        for actor in self._actors.values():
+            last.spawn(actor.shut_down())
+        if num_late := await last.finish(within_s=within_s):
+            log.warning("the disk took too long for the end of recordings, which is lost: %d", num_late)
         self._actors.clear()
         self._by_token.clear()
         self._by_watch_token.clear()

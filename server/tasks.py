@@ -41,6 +41,16 @@ class TaskSet:
         while self._tasks:
             await asyncio.wait(tuple(self._tasks))
 
+    async def finish(self, *, within_s: float) -> int:
+        """Wait until all tasks have ended, cancelling those that take longer. Returns how many these were."""
+        tasks = tuple(self._tasks)
+        if not tasks:
+            return 0
+        _, late = await asyncio.wait(tasks, timeout=within_s)
+        self.cancel()
+        await self.join()
+        return len(late)
+
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if task.cancelled() or (error := task.exception()) is None:

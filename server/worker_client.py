@@ -67,7 +67,7 @@ class WorkerPolicy:
     def from_config(cls, config: ServerConfig) -> WorkerPolicy:
         return cls(
             start_timeout_s=config.worker.start_timeout_s,
-            stop_timeout_s=config.worker.stop_timeout_s,
+            stop_timeout_s=min(config.worker.stop_timeout_s, config.server.last_s),
             tick_timeout_s=config.session.tick_timeout_s,
             request_timeout_s=config.session.request_timeout_s,
             restart_backoff_s=config.worker.restart_backoff_s,

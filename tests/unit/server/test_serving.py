@@ -9,9 +9,10 @@ import pytest
 from fastapi import FastAPI
 
 from server.app import create_app
-from server.config import LimitsSection, ServerSection
+from server.config import LimitsSection, ServerSection, WorkerSection
 from server.serving import MAX_OPEN_FILES, ServeError, bind, raise_file_limit, uvicorn_config, world_server
 from server.websocket_connection import BoundedWebSocket
+from server.worker_client import WorkerPolicy
 from tests.support.server_client import fake_config
 from tests.support.server_worker import ScriptedWorker
 
@@ -48,6 +49,8 @@ def test_clients_that_do_not_leave_keep_half_of_the_shutdown_for_the_worker() ->
     server = world_server(create_app(config, worker=ScriptedWorker()), config)
     assert server.config.timeout_graceful_shutdown is not None
     assert server._goodbye_s + server.config.timeout_graceful_shutdown == 1.5
+    assert WorkerPolicy.from_config(config).stop_timeout_s == config.server.last_s == pytest.approx(1.2)
+    assert WorkerPolicy.from_config(fake_config(worker=WorkerSection(stop_timeout_s=1.0))).stop_timeout_s == 1.0
 
 
 def test_the_limit_of_open_files_is_raised_as_far_as_allowed() -> None:

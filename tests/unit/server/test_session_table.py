@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from server.actor import SessionActor
-from server.config import LimitsSection, SessionSection
+from server.config import LimitsSection, RecordingSection, ServerSection, SessionSection
 from server.errors import ErrorCode, Unavailable
 from server.session import Phase
 from server.session_opener import CheckedImage, NewSession
@@ -43,6 +44,29 @@ async def create(server: LoopServer) -> SessionActor:
     """Create a session as a client that can't queue does."""
     async with asyncio.timeout(60):
         return await server.table.create(request(), owner=None)
+
+
+# ---------------------------------------------------------------- the end
+
+
+def test_a_disk_that_hangs_takes_its_share_of_the_end_once_for_all_recordings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def hang(*_: object) -> None:
+        await asyncio.sleep(3000)
+
+    async def main() -> None:
+        section = ServerSection(shutdown_s=30.0)
+        recording = RecordingSection(folder=str(tmp_path))
+        async with loop_serving(small_worker(3), server=section, recording=recording) as server:
+            for _ in range(3):
+                await create(server)
+            ends_at = now() + section.last_s
+        assert now() == pytest.approx(ends_at)
+
+    monkeypatch.setattr("server.recording.Recordings.append", hang)
+    run_virtual(main())
+    assert "the end of recordings, which is lost: 3" in caplog.text
 
 
 # ---------------------------------------------------------------- promises
