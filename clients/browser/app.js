@@ -369,7 +369,6 @@ export class App {
     this.isPaused = isPaused;
     this.player.hold(isPaused);
     document.body.classList.toggle('is-paused', isPaused);
-    byId('pause').ariaPressed = String(isPaused);
     byId('pause').querySelector('span').textContent = isPaused ? 'Go on' : 'Pause';
     this.showLive();
   }

@@ -58,7 +58,10 @@ export function showWaiting(title, text, cancel) {
   byId('waiting-lead').textContent = text;
   byId('waiting-cancel').hidden = cancel === null;
   byId('waiting-cancel').onclick = cancel;
+  const isNew = byId('waiting').hidden;
   show('waiting');
+  // Else the focus would be nowhere, with the button that led here hidden. Not on Cancel, which a second Enter would press.
+  if (isNew) byId('waiting').focus({ preventScroll: true });
 }
 
 /**

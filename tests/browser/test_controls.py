@@ -113,4 +113,25 @@ def test_a_phone_has_room_for_all_and_a_thumb_between_two_keys_holds_both(standi
         point,
     )
     page.until(lambda: transitions(standin)[-1:] == [["w", "d"]])
+    for card in ("#hud", "#map-card"):
+        page.page.evaluate(f"document.querySelector('{card} summary').click()")
+        page.page.wait_for_selector(f"{card}[open]")
+    assert overlapping(page, ".cards", ".prompt, .pad") == []
+    page.page.set_viewport_size({"width": PHONE["height"], "height": PHONE["width"]})
+    page.page.click("#link")
+    page.page.wait_for_function("() => document.getAnimations().every((each) => each.playState === 'finished')")
+    assert overlapping(page, "#link-card", ".pad") == []
     page.close()
+
+
+def overlapping(page: WatchedPage, upper: str, lower: str) -> list[str]:
+    """Return what of `lower` lies under an element of `upper`, as far as both are seen."""
+    return page.read(
+        f"""(() => {{
+          const above = document.querySelector('{upper}').getBoundingClientRect();
+          return [...document.querySelectorAll('{lower}')].filter((element) => {{
+            const box = element.getBoundingClientRect();
+            return box.left < above.right && above.left < box.right && box.top < above.bottom && above.top < box.bottom;
+          }}).map((element) => element.id || element.className);
+        }})()"""
+    )

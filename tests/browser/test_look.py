@@ -129,6 +129,11 @@ def test_the_part_of_an_image_that_is_seen_is_what_is_sent(standin: StandIn, pag
 
 def test_everything_that_can_be_used_has_a_name_and_is_reached_in_order(page: WatchedPage) -> None:
     page.begin()
+    assert 'button "Pause"' in _tree(page)
+    page.page.click("#pause")
+    # The name says what the button does now; a pressed "Go on" would be the opposite.
+    assert re.search(r'button "Go on"(?! \[pressed)', _tree(page))
+    page.page.click("#pause")
     for opener in ("link", "settings-open"):
         page.page.click(f"#{opener}")
     nameless = re.findall(r"^\s*- (?:button|textbox|radio|checkbox|slider|link)(?: \[.*\])?:?$", _tree(page), re.M)

@@ -89,6 +89,7 @@ def test_a_full_server_shows_the_position_in_the_queue(standin: StandIn, page: W
     standin.script.queue_position = 2
     page.page.click("#begin")
     page.page.wait_for_selector("#waiting-title[aria-live=polite] >> text=Number 2 in the queue")
+    assert page.read("document.activeElement.id") == "waiting"
     page.page.click("#link")
     assert "number 2 in the queue" in page.page.inner_text("#link-reason")
     page.page.click("#waiting-cancel")
@@ -176,6 +177,12 @@ def test_a_spectator_sees_the_world_and_steers_nothing(
     assert watching.page.inner_text("#link-text") == "Watching"
     visible = "[...document.querySelectorAll('button')].filter((b) => b.checkVisibility()).map((b) => b.id)"
     assert watching.read(visible) == ["link", "save", "settings-open", "close"]
+    watching.page.keyboard.press("?")
+    keys = (
+        "[...document.querySelectorAll('#help kbd')].filter((key) => key.checkVisibility()).map((key) => key.innerText)"
+    )
+    assert watching.read(keys) == ["M", "N", "F", "?"]
+    watching.page.keyboard.press("Escape")
     num_events = len(standin.script.events)
     watching.page.keyboard.press("w")
     page.page.keyboard.press("r")
