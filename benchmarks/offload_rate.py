@@ -7,8 +7,8 @@
 
 The model is loaded once, all of it streamed; the other rows keep a share of it on the device and use the same host
 memory. Every row runs the same two chunks of a new session first, whose bits must be those of the resident row, and
-then goes on with the session whose window is full. The link is measured in the same run. `floor` is the larger of the resident
-row's time and the bytes copied at the rate of the link.
+then goes on with the session whose window is full. The link is measured in the same run. `floor` is the larger of the
+resident row's time and the bytes copied at the rate of the link.
 
 With `--device-gib` the plan decides what stays, torch refuses to take more, and the resident row comes last, without
 the bound. `--second-worker` starts one more worker on the same runtime cache, adds up what the two hold of its files,
