@@ -31,7 +31,7 @@ from server.dialects.omni_messages import (
     translate_start_error,
 )
 from server.dialects.omni_playhead import Playhead
-from server.dialects.opening import LARGE_TEXT_CHARS, Beginning, HeldMessages, StartTimer, serve_dialog
+from server.dialects.opening import Beginning, HeldMessages, StartTimer, read_text, serve_dialog
 from server.endpoint import BinaryFrame, Outbox, TextFrame
 from server.errors import BadInput, CloseCode, ErrorCode, ServerError
 from server.limits import RateLimiter
@@ -111,12 +111,8 @@ class OmniDialog:
     # ------------------------------------------------------------ client -> session
 
     async def on_text(self, text: str) -> None:
-        limits = self._context.config.limits
         try:
-            if len(text) > LARGE_TEXT_CHARS:
-                message = await asyncio.to_thread(parse_client_message, text, limits)
-            else:
-                message = parse_client_message(text, limits)
+            message = await read_text(text, parse_client_message, self._context.config.limits)
         except BadInput as error:
             self.send_error(error, event_id=find_event_id(text))
             self.start_timer.refused(text)

@@ -12,7 +12,7 @@ from typing import Generic, Protocol, TypeVar
 from starlette.websockets import WebSocket
 
 from server.auth import accepted_subprotocol
-from server.config import ServerConfig
+from server.config import LimitsSection, ServerConfig
 from server.context import ServerContext
 from server.endpoint import Dialog, Outbox, serve_socket
 from server.errors import BadInput, ErrorCode, NotAllowed, ServerError, Unavailable
@@ -31,6 +31,13 @@ class Beginning(StrEnum):
     AWAITED = "awaited"
     UNDER_WAY = "under way"
     DONE = "done"
+
+
+async def read_text(text: str, parse: Callable[[str, LimitsSection], MessageT], limits: LimitsSection) -> MessageT:
+    """Parse a text frame. Raises what `parse` does."""
+    if len(text) > LARGE_TEXT_CHARS:
+        return await asyncio.to_thread(parse, text, limits)
+    return parse(text, limits)
 
 
 class HeldMessages(Generic[MessageT]):

@@ -18,7 +18,7 @@ from server.actor import SessionActor
 from server.audience import error_message
 from server.chunks import ReadyChunk, ResumePoint
 from server.context import ServerContext
-from server.dialects.opening import LARGE_TEXT_CHARS, Beginning, HeldMessages, StartTimer, serve_dialog
+from server.dialects.opening import Beginning, HeldMessages, StartTimer, read_text, serve_dialog
 from server.dialects.spectator import SpectatorDialog
 from server.dialects.world_messages import (
     init_frame,
@@ -93,11 +93,7 @@ class WorldDialog:
             raise
 
     async def _on_text(self, text: str) -> None:
-        limits = self._context.config.limits
-        if len(text) > LARGE_TEXT_CHARS:
-            message = await asyncio.to_thread(parse_client_message, text, limits)
-        else:
-            message = parse_client_message(text, limits)
+        message = await read_text(text, parse_client_message, self._context.config.limits)
         match message:
             case Ping():
                 self.send(Pong(t=message.t))
