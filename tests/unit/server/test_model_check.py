@@ -71,7 +71,7 @@ def test_a_checkpoint_that_is_no_path_is_one_sentence(checkpoint: str) -> None:
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        (("--device", "cudaa"), "--worker.device: worker.device: expected cpu, cuda or cuda:N, got 'cudaa'"),
+        (("--device", "cudaa"), "--worker.device: expected cpu, cuda or cuda:N, got 'cudaa'"),
         (("--model.width", "7"), "model.width: expected a multiple of 16 pixels, got 7"),
         (
             ("--model.precision", "fp99"),
@@ -79,7 +79,7 @@ def test_a_checkpoint_that_is_no_path_is_one_sentence(checkpoint: str) -> None:
         ),
         (("--model.name", "nope"), "model.name: unknown model 'nope'"),
         (("--model.checkpoint", __file__), f"model.checkpoint: expected a folder, got the file {__file__}"),
-        (("--server.shutdown-s", "inf"), "--server.shutdown-s: server.shutdown_s: expected a finite number"),
+        (("--server.shutdown-s", "inf"), "--server.shutdown-s: expected a finite number"),
     ],
 )
 def test_the_command_line_ends_with_exit_code_2(
