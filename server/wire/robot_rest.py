@@ -6,7 +6,8 @@ import base64
 import binascii
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic_core import PydanticCustomError
 
 from server.wire.messages import WireModel
 from server.wire.robot_arrays import Array, read_array
@@ -32,6 +33,18 @@ class ArrayBody(WireModel):
     data: str
 
 
+def _explain_as_one(value: object, read: ValidatorFunctionWrapHandler) -> object:
+    """Name what a value may be in one sentence, where a union would be wrong in three ways at once."""
+    try:
+        return read(value)
+    except ValidationError as error:
+        text = "expected a number, a list of numbers, or an array as exactly dtype, shape and data"
+        raise PydanticCustomError("bad_array", text) from error
+
+
+Measured = Annotated[ArrayBody | list[float] | float, WrapValidator(_explain_as_one)]
+
+
 class RobotStep(WireModel):
     """Body of `POST /v1/robot/sessions/{id}/step`. Step ids rise within a run; the last one may be sent again.
 
@@ -41,7 +54,7 @@ class RobotStep(WireModel):
     step_id: StepId
     run: Annotated[int, Field(ge=0)] | None = None
     prompt: str = ""
-    observation: Annotated[dict[str, ArrayBody | list[float] | float], Field(max_length=MAX_ARRAYS)]
+    observation: Annotated[dict[str, Measured], Field(max_length=MAX_ARRAYS)]
 
 
 class RobotStepResult(WireModel):
