@@ -50,6 +50,11 @@ log = logging.getLogger(__name__)
 class Holder(Protocol):
     """Who speaks for a session: a connection, or the REST interface."""
 
+    @property
+    def title(self) -> str:
+        """What another client is told it is."""
+        ...
+
     def taken_over(self, actor: RobotActor) -> None:
         """Hear that another connection has taken the session's name."""
         ...

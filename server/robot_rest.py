@@ -58,10 +58,14 @@ MSGPACK_TYPES = ("application/msgpack", "application/x-msgpack")
 _MSGPACK_SCHEMA = {"schema": {"type": "string", "format": "binary"}}
 
 router = APIRouter(responses=ERRORS)
+# A robot's own name for its session may hold slashes: `path` in the addresses below. What may follow a name comes
+# before the name alone, and an address that ends where a name would begin is that of all sessions.
 
 
 class RestHolder:
     """Stands for the REST interface as the holder of a session; who is taken over finds out with the next request."""
+
+    title = "the REST interface"
 
     def taken_over(self, actor: RobotActor) -> None:
         return
@@ -99,6 +103,7 @@ async def describe_robot(request: Request) -> RobotDescription:
     )
 
 
+@router.post("/v1/robot/sessions/", status_code=HTTPStatus.CREATED, include_in_schema=False)
 @router.post(
     "/v1/robot/sessions", status_code=HTTPStatus.CREATED, openapi_extra=body_of(CreateRobotSession, required=False)
 )
@@ -116,6 +121,7 @@ async def create_robot_session(request: Request) -> RobotSessionView:
     return _view(actor, context)
 
 
+@router.get("/v1/robot/sessions/", include_in_schema=False)
 @router.get("/v1/robot/sessions")
 async def list_robot_sessions(request: Request) -> RobotSessionList:
     """List the caller's sessions that have a name, those of WebSockets too."""
@@ -135,14 +141,8 @@ async def watch_robots(request: Request) -> RobotActivity:
     )
 
 
-@router.get("/v1/robot/sessions/{session_id}")
-async def get_robot_session(session_id: str, request: Request) -> RobotSessionView:
-    context, owner = context_of(request), authorize(request)
-    return _view(context.robots.find(session_id, owner), context)
-
-
 @router.post(
-    "/v1/robot/sessions/{session_id}/step",
+    "/v1/robot/sessions/{session_id:path}/step",
     openapi_extra=_step_bodies(),
     responses={200: {"model": RobotStepResult, "content": {MSGPACK_TYPES[0]: _MSGPACK_SCHEMA}}},
     response_model=None,
@@ -176,7 +176,7 @@ async def step_robot_session(session_id: str, request: Request) -> RobotStepResu
     )
 
 
-@router.post("/v1/robot/sessions/{session_id}/reset")
+@router.post("/v1/robot/sessions/{session_id:path}/reset")
 async def reset_robot_session(session_id: str, request: Request) -> RobotSessionView:
     """Begin a new run, in which step ids may begin anew; answers when the worker has forgotten the old one."""
     context, owner = context_of(request), authorize(request)
@@ -185,7 +185,13 @@ async def reset_robot_session(session_id: str, request: Request) -> RobotSession
     return _view(actor, context)
 
 
-@router.delete("/v1/robot/sessions/{session_id}", status_code=HTTPStatus.NO_CONTENT)
+@router.get("/v1/robot/sessions/{session_id:path}")
+async def get_robot_session(session_id: str, request: Request) -> RobotSessionView:
+    context, owner = context_of(request), authorize(request)
+    return _view(context.robots.find(session_id, owner), context)
+
+
+@router.delete("/v1/robot/sessions/{session_id:path}", status_code=HTTPStatus.NO_CONTENT)
 async def close_robot_session(session_id: str, request: Request) -> Response:
     """Close a session, also one that a WebSocket speaks for; closing it again succeeds."""
     context, owner = context_of(request), authorize(request)
@@ -248,7 +254,7 @@ async def _read_step(request: Request, context: ServerContext, session_id: str) 
     body = await read_body(request, context.config.robot.max_message_bytes, "robot.max_message_bytes")
     try:
         if content_type_of(request) == JSON_TYPE:
-            step = await parse_model(body, RobotStep, max_depth=limits.max_json_depth)
+            step = await parse_model(body, RobotStep, limits)
             arrays = await asyncio.to_thread(read_step_arrays, step)
             return step.step_id, step.run, make_observation(step.prompt, arrays, limits.max_prompt_chars)
         packed = await asyncio.to_thread(read_request, body)

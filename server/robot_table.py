@@ -199,7 +199,7 @@ class RobotTable:
         if self._config.robot.same_session == "refuse":
             raise BadInput(
                 ErrorCode.SESSION_IN_USE,
-                f"session_id {name[:64]!r} is in use by another connection (robot.same_session)",
+                f"session_id {name[:64]!r} is in use by {current.holder.title} (robot.same_session)",
                 field="session_id",
             )
         current.holder.taken_over(current)

@@ -122,6 +122,8 @@ class _Pending:
 class RobotDialog:
     """Maps requests to sessions and back. The holder of its sessions."""
 
+    title = "another connection"
+
     def __init__(self, context: ServerContext, outbox: Outbox, *, form: RobotForm, owner: str | None) -> None:
         self._context = context
         self._outbox = outbox

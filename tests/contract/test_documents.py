@@ -207,7 +207,7 @@ def test_robot_schemas_are_those_of_the_real_messages() -> None:
 
 def test_openapi_has_every_route_and_one_shape_of_error() -> None:
     routes = {
-        (route.path, method.lower())
+        (route.path_format, method.lower())
         for router in (rest.router, robot_rest.router)
         for route in router.routes
         if isinstance(route, APIRoute) and route.include_in_schema

@@ -31,6 +31,7 @@ from worldmodel.observations import pack_arrays
 @dataclass
 class Holder:
     lost: list[str | None] = field(default_factory=list)
+    title: str = "another connection"
 
     def taken_over(self, actor: RobotActor) -> None:
         self.lost.append(actor.name)

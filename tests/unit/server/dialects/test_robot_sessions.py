@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from urllib.parse import quote
+
+import httpx
 import pytest
 
 from server.config import LimitsSection, RobotSection, ServerSection
 from server.errors import ServerError
 from tests.support.robot_client import (
     OFFICIAL,
+    RobotServer,
     RobotWorker,
     error_text,
     number_of,
     serving_robots,
 )
 from worldmodel.errors import OutcomeUnknown
+
+
+def rest_of(server: RobotServer) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=f"{server.url}v1/robot/sessions", trust_env=False)
 
 
 async def test_connections_without_a_session_id_share_nothing() -> None:
@@ -130,6 +138,34 @@ async def test_a_second_connection_with_the_same_session_is_refused() -> None:
         await first.drop()
         await server.until(lambda: len(server.worker.sessions) == 1)
         assert number_of(await second.infer(5, session_id="arm"))[:2] == (5, 0)
+
+
+async def test_a_name_that_rest_holds_is_said_to_be_in_use_by_it() -> None:
+    async with serving_robots() as server, rest_of(server) as rest:
+        robot = await server.connect()
+        assert (await rest.post("/", json={"session_id": "arm"})).status_code == 201
+        assert error_text(await robot.infer(1, session_id="arm")) == (
+            "session_in_use: session_id 'arm' is in use by the REST interface (robot.same_session)"
+        )
+        await robot.infer(1, session_id="leg")
+        refused = (await rest.post("/", json={"session_id": "leg"})).json()["error"]
+        assert refused["message"] == "session_id 'leg' is in use by another connection (robot.same_session)"
+
+
+@pytest.mark.parametrize("name", ["a/b c", "a/step", "/", "a//b/", "ü?#%2F"])
+async def test_rest_finds_a_session_by_any_name(name: str) -> None:
+    async with serving_robots() as server, rest_of(server) as rest:
+        robot = await server.connect()
+        await robot.infer(1, session_id=name)
+        address = "/" + quote(name, safe="")
+        assert (await rest.get(address)).json()["session_id"] == name
+        for verb in ("step", "reset"):
+            step = {"step_id": 0, "observation": {}} if verb == "step" else None
+            refused = (await rest.post(f"{address}/{verb}", json=step)).json()["error"]
+            assert refused["message"] == f"session {name!r} belongs to a WebSocket connection"
+        assert (await rest.delete(address)).status_code == 204
+        assert not server.robots.all()
+        assert "POST" in (await rest.put(address + "/step")).headers["allow"]
 
 
 async def test_a_second_connection_takes_the_session_over_if_so_configured() -> None:
