@@ -40,6 +40,9 @@ MAX_FPS = 1000
 MAX_PIXELS = 16384
 """Widest picture that the encoder takes."""
 
+MAX_JSON_DEPTH = 200
+"""What is parsed and checked by recursion, with room on the stack for who called."""
+
 MAX_CPU_THREADS = 4096
 DEVICE = re.compile(r"cpu|cuda(:[0-9]{1,3})?")
 PRESETS = ("ultrafast", "superfast", "veryfast", "faster", "fast", "medium", "slow")
@@ -118,7 +121,9 @@ class LimitsSection:
     Who sends more than `max_messages_per_second` is refused nothing: the socket is read no faster. A socket that sends
     a message in more than `max_fragments`, or more than `max_control_frames_per_second` pings and pongs, is closed.
     `max_connections` bounds the open WebSockets, `max_bodies_bytes` the bodies of all requests that are not answered
-    yet, `body_timeout_s` how long a body may take.
+    yet, `body_timeout_s` how long a body may take. `max_json_parts` is how many brackets, commas and strings a message
+    may have: it is parsed at once with everybody waiting, and 12 MiB can hold six million. A script of an hour, with a
+    key in each latent frame, has half of the default.
     """
 
     max_message_bytes: int = 12 * 1024 * 1024
@@ -131,6 +136,7 @@ class LimitsSection:
     body_timeout_s: float = 60.0
     max_prompt_chars: int = 2000
     max_json_depth: int = 16
+    max_json_parts: int = 200_000
     max_image_bytes: int = 8 * 1024 * 1024
     max_image_pixels: int = 40_000_000
     max_uploads: int = 64
@@ -140,6 +146,8 @@ class LimitsSection:
         for entry in fields(self):
             value = getattr(self, entry.name)
             require(value is None or value > 0, f"limits.{entry.name}", "a number above 0", value)
+        depth, most = self.max_json_depth, MAX_JSON_DEPTH
+        require(depth <= most, "limits.max_json_depth", f"1 to {most}", depth)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,12 +17,6 @@ _TOKEN = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[\]{},]', re.DOTALL)
 MAX_PATH_CHARS = 160
 """How much of the path of a field an error repeats; its names are the client's."""
 
-MAX_JSON_TOKENS = 200_000
-"""Most brackets, commas and strings of one message, which is parsed at once with everybody waiting.
-
-A text of 12 MiB can hold six million; a script of an hour, with a key in each latent frame, has half of this.
-"""
-
 NUM_FRAGMENTS = "worldserve.num_fragments"
 """Key under which a message from a WebSocket says in how many fragments it came."""
 
@@ -85,13 +79,13 @@ def check_prompt(prompt: str, *, max_chars: int, field: str = "prompt") -> None:
         )
 
 
-def parse_json_object(text: str, *, max_depth: int) -> dict[str, object]:
+def parse_json_object(text: str, *, max_depth: int, max_parts: int) -> dict[str, object]:
     """Parse a JSON object strictly: bounded depth and size, finite numbers, no lone surrogates, no key twice.
 
     Raises `BadInput` with code `bad_json`: for a number that is not finite or too long, and for a key that is there
     twice, `BadPart`, which names the field.
     """
-    _check_tokens(text, max_depth)
+    _check_parts(text, max_depth, max_parts)
     refused: list[str] = []
     repeated: list[str] = []
 
@@ -145,11 +139,14 @@ def parse_json_object(text: str, *, max_depth: int) -> dict[str, object]:
     return value
 
 
-def _check_tokens(text: str, max_depth: int) -> None:
+def _check_parts(text: str, max_depth: int, max_parts: int) -> None:
     depth = 0
     for number, match in enumerate(_TOKEN.finditer(text)):
-        if number >= MAX_JSON_TOKENS:
-            raise BadInput(ErrorCode.BAD_JSON, f"the JSON has more than {MAX_JSON_TOKENS} brackets, commas and strings")
+        if number >= max_parts:
+            raise BadInput(
+                ErrorCode.BAD_JSON,
+                f"the JSON has more than {max_parts} brackets, commas and strings (limits.max_json_parts)",
+            )
         # Of a string, which may be an image, the first character will do.
         token = text[match.start()]
         if token in "[{":

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from fastapi import Request
 from fastapi.responses import JSONResponse
 
+from server.config import LimitsSection
 from server.context import ServerContext
 from server.dialects.world_messages import validate
 from server.errors import BadInput, ErrorCode, ServerError, Unavailable
@@ -76,7 +77,7 @@ async def read_model(request: Request, model: type[ModelT], *, may_be_empty: boo
     if may_be_empty and not body:
         return model()
     require_content_type(request, "application/json")
-    return await parse_model(body, model, max_depth=limits.max_json_depth)
+    return await parse_model(body, model, limits)
 
 
 def content_type_of(request: Request) -> str:
@@ -94,14 +95,16 @@ def require_content_type(request: Request, *accepted: str) -> None:
         )
 
 
-async def parse_model(body: bytes, model: type[ModelT], *, max_depth: int) -> ModelT:
+async def parse_model(body: bytes, model: type[ModelT], limits: LimitsSection) -> ModelT:
     """Parse JSON in a thread. Raises `BadInput`."""
     try:
         text = body.decode()
     except UnicodeDecodeError as error:
         raise BadInput(ErrorCode.BAD_JSON, "the body is not UTF-8", field=BODY) from error
     try:
-        fields = await asyncio.to_thread(parse_json_object, text, max_depth=max_depth)
+        fields = await asyncio.to_thread(
+            parse_json_object, text, max_depth=limits.max_json_depth, max_parts=limits.max_json_parts
+        )
     except BadInput as error:
         error.field = error.field or BODY
         raise

@@ -63,7 +63,7 @@ def parse_client_message(text: str, limits: LimitsSection) -> OmniClientMessage:
             ErrorCode.TOO_LARGE,
             f"the message has more than {limits.max_message_bytes} bytes (limits.max_message_bytes)",
         )
-    fields = parse_json_object(text, max_depth=limits.max_json_depth)
+    fields = parse_json_object(text, max_depth=limits.max_json_depth, max_parts=limits.max_json_parts)
     kind = fields.get("type")
     if not isinstance(kind, str) or kind not in _MODELS:
         shown = repr(kind)[:80] if "type" in fields else "nothing"

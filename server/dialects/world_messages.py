@@ -66,7 +66,7 @@ def parse_client_message(text: str, limits: LimitsSection) -> ClientMessage:
             f"the message has more than {limits.max_message_bytes} bytes (limits.max_message_bytes)",
         )
     try:
-        fields = parse_json_object(text, max_depth=limits.max_json_depth)
+        fields = parse_json_object(text, max_depth=limits.max_json_depth, max_parts=limits.max_json_parts)
     except BadPart as error:
         error.event_id = _refused_event_id(error.document)
         raise

@@ -8,6 +8,8 @@ import pytest
 
 from server.config import load_config, settable_keys
 from server.config_values import ConfigError
+from server.errors import BadInput
+from server.limits import parse_json_object
 from server.package_files import bundled_config, resolve_checkpoint
 
 MINIMAL = """
@@ -42,6 +44,15 @@ def write(tmp_path: Path):
 def test_a_wrong_value_for_robots_is_named(write, line: str, complaint: str):
     with pytest.raises(ConfigError, match=complaint):
         load_config(write(MINIMAL + f"[robot]\n{line}\n"), environment={})
+
+
+def test_json_is_not_read_deeper_than_the_stack_allows(write):
+    with pytest.raises(ConfigError, match=r"limits\.max_json_depth: expected 1 to 200, got 201"):
+        load_config(write(MINIMAL + "[limits]\nmax_json_depth = 201\n"), environment={})
+    deepest = load_config(write(MINIMAL + "[limits]\nmax_json_depth = 200\n"), environment={}).limits
+    text = '{"a":' + "[" * 199 + "NaN" + "]" * 199 + "}"
+    with pytest.raises(BadInput, match="NaN is not a JSON number"):
+        parse_json_object(text, max_depth=deepest.max_json_depth, max_parts=deepest.max_json_parts)
 
 
 def test_flag_wins_over_environment_wins_over_file(write):

@@ -10,15 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server import limits
+from server.config import LimitsSection
 from server.errors import BadInput, ErrorCode, ServerError
 from server.limits import (
     MAX_INTEGER_CHARS,
-    MAX_JSON_TOKENS,
     MAX_PATH_CHARS,
     RateLimiter,
     check_prompt,
     parse_json_object,
 )
+
+MAX_PARTS = LimitsSection().max_json_parts
 
 
 def test_a_bucket_allows_a_second_of_burst_and_then_the_rate() -> None:
@@ -39,13 +41,13 @@ def test_a_bucket_may_owe() -> None:
 
 @pytest.mark.parametrize("item", ["[]", "1", '"a"', '{"a":1}'])
 def test_the_size_of_json_is_bounded_and_not_by_what_is_in_strings(item: str) -> None:
-    few = MAX_JSON_TOKENS // 8
-    read = parse_json_object(f'{{"a":[{",".join([item] * few)}]}}', max_depth=4)
+    few = MAX_PARTS // 8
+    read = parse_json_object(f'{{"a":[{",".join([item] * few)}]}}', max_depth=4, max_parts=MAX_PARTS)
     assert isinstance(read["a"], list)
     assert len(read["a"]) == few
-    parse_json_object('{"a":"' + "," * 2 * MAX_JSON_TOKENS + '"}', max_depth=4)
-    with pytest.raises(BadInput, match=f"more than {MAX_JSON_TOKENS} brackets"):
-        parse_json_object(f'{{"a":[{",".join([item] * 2 * MAX_JSON_TOKENS)}]}}', max_depth=4)
+    parse_json_object('{"a":"' + "," * 2 * MAX_PARTS + '"}', max_depth=4, max_parts=MAX_PARTS)
+    with pytest.raises(BadInput, match=rf"more than {MAX_PARTS} brackets, .*limits\.max_json_parts"):
+        parse_json_object(f'{{"a":[{",".join([item] * 2 * MAX_PARTS)}]}}', max_depth=4, max_parts=MAX_PARTS)
 
 
 def test_a_slow_rate_still_lets_one_through() -> None:
@@ -71,7 +73,10 @@ def test_prompts_are_bounded() -> None:
 
 def test_an_object_comes_back() -> None:
     text = '{"a": [1, 2.5, "}]{[\\"", null, true], "b": {"c": "\\ud83d\\ude00"}}'
-    assert parse_json_object(text, max_depth=2) == {"a": [1, 2.5, '}]{["', None, True], "b": {"c": "\U0001f600"}}
+    assert parse_json_object(text, max_depth=2, max_parts=MAX_PARTS) == {
+        "a": [1, 2.5, '}]{["', None, True],
+        "b": {"c": "\U0001f600"},
+    }
 
 
 @pytest.mark.parametrize(
@@ -98,7 +103,7 @@ def test_an_object_comes_back() -> None:
 )
 def test_everything_else_is_bad_json(text: str) -> None:
     with pytest.raises(BadInput) as caught:
-        parse_json_object(text, max_depth=3)
+        parse_json_object(text, max_depth=3, max_parts=MAX_PARTS)
     assert caught.value.code is ErrorCode.BAD_JSON
     assert len(caught.value.message) < 300
 
@@ -119,7 +124,7 @@ def test_everything_else_is_bad_json(text: str) -> None:
 )
 def test_a_number_that_is_not_finite_or_too_long_is_named(text: str, field: str | None) -> None:
     with pytest.raises(BadInput) as caught:
-        parse_json_object(text, max_depth=9)
+        parse_json_object(text, max_depth=9, max_parts=MAX_PARTS)
     assert (caught.value.code, caught.value.field) == (ErrorCode.BAD_JSON, field)
     assert (field or "")[:20] in caught.value.message
     assert len(caught.value.message) < 300
@@ -140,14 +145,14 @@ def test_a_number_that_is_not_finite_or_too_long_is_named(text: str, field: str 
 )
 def test_a_key_that_is_there_twice_is_named(text: str, field: str | None) -> None:
     with pytest.raises(BadInput, match="this field is there twice") as caught:
-        parse_json_object(text, max_depth=9)
+        parse_json_object(text, max_depth=9, max_parts=MAX_PARTS)
     assert (caught.value.code, caught.value.field) == (ErrorCode.BAD_JSON, field)
     assert len(caught.value.message) < 300
 
 
 def test_any_integer_that_is_read_is_a_finite_float() -> None:
     longest = int("9" * MAX_INTEGER_CHARS)
-    assert parse_json_object(json.dumps({"a": longest}), max_depth=1) == {"a": longest}
+    assert parse_json_object(json.dumps({"a": longest}), max_depth=1, max_parts=MAX_PARTS) == {"a": longest}
     assert math.isfinite(float(longest))
 
 
@@ -173,9 +178,9 @@ def depth_of(value: object) -> int:
 def test_depth_is_counted_exactly(value: dict[str, object], ascii_only: bool) -> None:
     text = json.dumps(value, ensure_ascii=ascii_only)
     depth = depth_of(value)
-    assert parse_json_object(text, max_depth=depth) == value
+    assert parse_json_object(text, max_depth=depth, max_parts=MAX_PARTS) == value
     with pytest.raises(BadInput, match="deeper"):
-        parse_json_object(text, max_depth=depth - 1)
+        parse_json_object(text, max_depth=depth - 1, max_parts=MAX_PARTS)
 
 
 @pytest.mark.parametrize("piece", ['\\"', "\\\\", 'a\\"', "[{"])
@@ -184,4 +189,4 @@ def test_an_unterminated_string_is_read_once(piece: str) -> None:
     text = '"' + piece * 2000
     assert [match.span() for match in limits._TOKEN.finditer(text)] == [(0, len(text))]
     with pytest.raises(BadInput, match="not valid JSON"):
-        parse_json_object(text, max_depth=3)
+        parse_json_object(text, max_depth=3, max_parts=MAX_PARTS)

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from server.config import LimitsSection
 from server.dialects.world_messages import parse_client_message, read_controls
 from server.errors import BadInput, ErrorCode, EventRefused, ServerError
-from server.limits import MAX_JSON_TOKENS
 from server.wire.messages import ControlMessage, Pacing, Ping, Playback, SessionResume, SessionStart, StreamFormat
 from worldmodel.errors import RequestRefused
 
@@ -172,7 +171,12 @@ def test_an_id_that_is_none_is_not_repeated(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "rest", ['"prompt": ', '"controls": ' + "[" * 99 + "]" * 99, '"controls": [' + "{}," * MAX_JSON_TOKENS + "{}]"]
+    "rest",
+    [
+        '"prompt": ',
+        '"controls": ' + "[" * 99 + "]" * 99,
+        '"controls": [' + "{}," * LimitsSection().max_json_parts + "{}]",
+    ],
 )
 def test_a_text_of_which_nothing_is_read_names_neither_field_nor_event(rest: str) -> None:
     with pytest.raises(BadInput) as caught:
