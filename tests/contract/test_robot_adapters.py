@@ -124,10 +124,10 @@ def test_actions_have_the_announced_shape_and_depend_on_what_is_seen(runtime: Ru
 def test_a_reset_begins_a_new_episode_and_frees_all_pages(runtime: Runtime, robot: RobotInfo) -> None:
     total = runtime.memory().free_pages
     with Session(runtime, "a") as session:
-        before = [session.act(observe(robot, index)) for index in range(3)]
+        before = [session.act(observe(robot, index)) for index in range(2)]
         session.reset()
         assert runtime.memory().free_pages == total
-        after = [session.act(observe(robot, index)) for index in range(3)]
+        after = [session.act(observe(robot, index)) for index in range(2)]
     np.testing.assert_array_equal(before, after)
     assert runtime.memory().free_pages == total
 
@@ -137,10 +137,10 @@ def test_two_robots_do_not_see_each_other(runtime: Runtime, robot: RobotInfo) ->
         return observe(robot, index), observe(robot, 100 * (index > 0) + index)
 
     with Session(runtime, "alone") as session:
-        alone = [session.act(both(index)[0]) for index in range(3)]
+        alone = [session.act(both(index)[0]) for index in range(2)]
     with Session(runtime, "a") as one, Session(runtime, "b") as other:
         together = []
-        for index in range(3):
+        for index in range(2):
             mine, theirs = both(index)
             other.act(theirs, "something else")
             together.append(one.act(mine))
