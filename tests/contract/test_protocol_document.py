@@ -291,6 +291,8 @@ def test_defaults_in_the_table_of_times_are_those_of_the_configuration() -> None
         "max_control_frames_per_second": f"{limits.max_control_frames_per_second:g} a second",
         "max_connections": f"{limits.max_connections}",
         "max_message_bytes": f"{limits.max_message_bytes // 2**20} MiB",
+        "max_json_depth": f"{limits.max_json_depth}",
+        "max_json_parts": f"{limits.max_json_parts}",
         "body_timeout_s": f"{limits.body_timeout_s:g} s",
         "max_bodies_bytes": f"{limits.max_bodies_bytes // 2**20} MiB",
     }
