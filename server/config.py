@@ -120,10 +120,10 @@ class LimitsSection:
 
     Who sends more than `max_messages_per_second` is refused nothing: the socket is read no faster. A socket that sends
     a message in more than `max_fragments`, or more than `max_control_frames_per_second` pings and pongs, is closed.
-    `max_connections` bounds the open WebSockets, `max_bodies_bytes` the bodies of all requests that are not answered
-    yet, `body_timeout_s` how long a body may take. `max_json_parts` is how many brackets, commas and strings a message
-    may have: it is parsed at once with everybody waiting, and 12 MiB can hold six million. A script of an hour, with a
-    key in each latent frame, has half of the default.
+    `max_connections` bounds the open WebSockets, `max_connections_per_token` those of one token, `max_bodies_bytes` the
+    bodies of all requests that are not answered yet, `body_timeout_s` how long a body may take. `max_json_parts` is how
+    many brackets, commas and strings a message may have: it is parsed at once with everybody waiting, and 12 MiB can
+    hold six million. A script of an hour, with a key in each latent frame, has half of the default.
     """
 
     max_message_bytes: int = 12 * 1024 * 1024
@@ -141,6 +141,7 @@ class LimitsSection:
     max_image_pixels: int = 40_000_000
     max_uploads: int = 64
     max_sessions_per_token: int | None = None
+    max_connections_per_token: int | None = None
 
     def __post_init__(self) -> None:
         for entry in fields(self):

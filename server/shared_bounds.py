@@ -1,6 +1,7 @@
 """What all connections together may take: WebSockets, and bytes of request bodies; and how long one body may take.
 
     WebSocket  ─> one of `limits.max_connections`, or 503 in place of the handshake
+                  also of `limits.max_connections_per_token`, if it has a token
     request    ─> its body within `limits.body_timeout_s`, or 408
                   its bytes count until it is answered: all together `limits.max_bodies_bytes`, or 503
 
@@ -11,13 +12,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from server.context import ServerContext
-from server.errors import ErrorCode, Unavailable
+from server.errors import ErrorCode, NotAllowed, Unavailable
 from server.rest_requests import error_response
 
 log = logging.getLogger(__name__)
@@ -30,7 +33,7 @@ class SharedBounds:
         self._app = app
         self._context = context
         self._limits = context.config.limits
-        self._num_sockets = 0
+        self._sockets: Counter[str | None] = Counter()
         self._num_bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -43,21 +46,39 @@ class SharedBounds:
                 await self._app(scope, receive, send)
 
     async def _serve_socket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        most = self._limits.max_connections
-        if self._num_sockets >= most:
-            error = Unavailable(
-                ErrorCode.TOO_MANY_CONNECTIONS, f"this server has {most} WebSockets (limits.max_connections)"
-            )
+        owner = self._owner_of(scope)
+        error = self._refusal(owner)
+        if error is not None:
             self._context.metrics.errors.labels(error.code).inc()
             await WebSocket(scope, receive, send).send_denial_response(error_response(error))
             return
-        self._num_sockets += 1
+        self._sockets[owner] += 1
         try:
             await self._app(scope, receive, send)
         except WebSocketDisconnect:
             log.info("a client left before its WebSocket was accepted")
         finally:
-            self._num_sockets -= 1
+            self._sockets[owner] -= 1
+            if not self._sockets[owner]:
+                del self._sockets[owner]
+
+    def _refusal(self, owner: str | None) -> Unavailable | None:
+        """Return why one more WebSocket is too many, None if it is not."""
+        most, most_of_one = self._limits.max_connections, self._limits.max_connections_per_token
+        if self._sockets.total() >= most:
+            text = f"this server has {most} WebSockets (limits.max_connections)"
+        elif owner is not None and most_of_one is not None and self._sockets[owner] >= most_of_one:
+            text = f"this token has {most_of_one} WebSockets (limits.max_connections_per_token)"
+        else:
+            return None
+        return Unavailable(ErrorCode.TOO_MANY_CONNECTIONS, text)
+
+    def _owner_of(self, scope: Scope) -> str | None:
+        """Return whose WebSocket it is; None without a token, or with one that its route will refuse."""
+        try:
+            return self._context.auth.authenticate(Headers(scope=scope), scope.get("subprotocols", ()))
+        except NotAllowed:
+            return None
 
     async def _serve_request(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = _Body(self, receive, send, timeout_s=self._limits.body_timeout_s)

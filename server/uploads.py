@@ -45,9 +45,10 @@ class StartImage:
 
 
 class UploadStore:
-    """Keeps uploaded images for sessions to come, at most `max_uploads`; the least recently used goes first.
+    """Keeps uploaded images for sessions to come, at most `max_uploads`.
 
-    An image may be used by any number of sessions of the owner who sent it.
+    One too many takes the place of the one that its owner used least recently, or anybody if the owner has no other. An
+    image may be used by any number of sessions of the owner who sent it.
     """
 
     def __init__(self, max_uploads: int) -> None:
@@ -61,8 +62,12 @@ class UploadStore:
         upload_id = new_upload_id()
         self._images[upload_id] = (owner, image)
         while len(self._images) > self._max_uploads:
-            self._images.popitem(last=False)
+            del self._images[self._least_needed(owner, but=upload_id)]
         return upload_id
+
+    def _least_needed(self, owner: str | None, *, but: UploadId) -> UploadId:
+        own = (each for each, (whose, _) in self._images.items() if whose == owner and each != but)
+        return next(own, next(iter(self._images)))
 
     def get(self, upload_id: str, *, owner: str | None, field: str) -> bytes:
         """Return the image's file bytes. Raises `UnknownId`, also for another owner's upload."""

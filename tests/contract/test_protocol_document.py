@@ -290,6 +290,7 @@ def test_defaults_in_the_table_of_times_are_those_of_the_configuration() -> None
         "max_fragments": f"{limits.max_fragments}",
         "max_control_frames_per_second": f"{limits.max_control_frames_per_second:g} a second",
         "max_connections": f"{limits.max_connections}",
+        "max_connections_per_token": "no limit",
         "max_message_bytes": f"{limits.max_message_bytes // 2**20} MiB",
         "max_json_depth": f"{limits.max_json_depth}",
         "max_json_parts": f"{limits.max_json_parts}",
@@ -298,6 +299,7 @@ def test_defaults_in_the_table_of_times_are_those_of_the_configuration() -> None
     }
     assert session.idle_s is None
     assert session.max_session_s is None
+    assert limits.max_connections_per_token is None
     starred = set(re.findall(r"`limits\.(\w+)`\)\*", text))
     assert starred == set(Limits.model_fields)
     assert starred <= wanted.keys()

@@ -11,14 +11,15 @@ from typing import Any, cast
 import pytest
 from starlette.requests import Request
 
-from server.config import LimitsSection
+from server.auth import Authenticator
+from server.config import LimitsSection, ServerSection
 from server.context import ServerContext
 from server.errors import ErrorCode, Unavailable
 from server.metrics import Metrics
 from server.shared_bounds import SharedBounds
 from tests.support.virtual_time import now, run_virtual, settle
 
-LIMITS = LimitsSection(max_bodies_bytes=100, body_timeout_s=20.0, max_connections=2)
+LIMITS = LimitsSection(max_bodies_bytes=100, body_timeout_s=20.0, max_connections=4, max_connections_per_token=2)
 
 
 class Desk:
@@ -28,7 +29,8 @@ class Desk:
         self.metrics = Metrics()
         self.may_answer = asyncio.Event()
         self.bodies: list[bytes] = []
-        context = SimpleNamespace(config=SimpleNamespace(limits=LIMITS), metrics=self.metrics)
+        auth = Authenticator(ServerSection(tokens=("one", "other")))
+        context = SimpleNamespace(config=SimpleNamespace(limits=LIMITS), metrics=self.metrics, auth=auth)
         self.bounds = SharedBounds(self._app, cast("ServerContext", context))
 
     @property
@@ -159,31 +161,54 @@ def test_who_leaves_in_mid_body_is_one_line_in_the_log(caplog: pytest.LogCapture
     assert line.getMessage() == "a client left in the middle of its request: POST '/v1/uploads'"
 
 
+async def connect(desk: Desk, sent: list[Any], *, token: str | None = None) -> None:
+    async def receive() -> Any:
+        return {"type": "websocket.connect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    headers = [] if token is None else [(b"authorization", f"Bearer {token}".encode())]
+    scope = {"type": "websocket", "extensions": {"websocket.http.response": {}}, "headers": headers}
+    await desk.bounds(scope, receive, send)
+
+
 def test_sockets_are_bounded_and_told_when_to_come_back() -> None:
     async def main() -> None:
         desk = Desk()
-
-        async def connect(sent: list[Any]) -> None:
-            async def receive() -> Any:
-                return {"type": "websocket.connect"}
-
-            async def send(message: Any) -> None:
-                sent.append(message)
-
-            scope = {"type": "websocket", "extensions": {"websocket.http.response": {}}, "headers": []}
-            await desk.bounds(scope, receive, send)
-
-        sockets = [asyncio.create_task(connect([])) for _ in range(LIMITS.max_connections)]
+        sockets = [asyncio.create_task(connect(desk, [])) for _ in range(LIMITS.max_connections)]
         await settle()
         sent: list[Any] = []
-        await connect(sent)
+        await connect(desk, sent)
         assert sent[0]["status"] == 503
         assert (b"retry-after", b"1") in sent[0]["headers"]
-        assert b"limits.max_connections" in sent[1]["body"]
+        assert b"(limits.max_connections)" in sent[1]["body"]
         desk.may_answer.set()
         await asyncio.gather(*sockets)
         sent.clear()
-        await connect(sent)
+        await connect(desk, sent)
         assert sent[0]["status"] == 200
+
+    run_virtual(main())
+
+
+def test_one_token_has_so_many_sockets_and_leaves_the_others_to_others() -> None:
+    async def main() -> None:
+        desk = Desk()
+        sockets = [asyncio.create_task(connect(desk, [], token="one")) for _ in range(2)]
+        await settle()
+        refused: list[Any] = []
+        await connect(desk, refused, token="one")
+        assert refused[0]["status"] == 503
+        assert b"this token has 2 WebSockets (limits.max_connections_per_token)" in refused[1]["body"]
+        other: list[Any] = []
+        sockets.append(asyncio.create_task(connect(desk, other, token="other")))
+        await settle()
+        desk.may_answer.set()
+        await asyncio.gather(*sockets)
+        assert other[0]["status"] == 200
+        again: list[Any] = []
+        await connect(desk, again, token="one")
+        assert again[0]["status"] == 200
 
     run_virtual(main())

@@ -176,6 +176,16 @@ def test_the_least_recently_used_upload_goes_first() -> None:
         store.get(second, owner=None, field="f")
 
 
+def test_who_uploads_much_takes_nobody_elses_place() -> None:
+    store = UploadStore(3)
+    other = store.add(b"other", owner="other")
+    own = [store.add(bytes([number]), owner="own") for number in range(9)]
+    assert store.get(other, owner="other", field="f") == b"other"
+    assert [store.get(upload_id, owner="own", field="f") for upload_id in own[-2:]] == [b"\7", b"\10"]
+    newcomer = store.add(b"new", owner="newcomer")
+    assert (len(store), store.get(newcomer, owner="newcomer", field="f")) == (3, b"new")
+
+
 def test_sixteen_bit_grey_keeps_its_upper_byte() -> None:
     ramp = Image.frombytes("I;16", (256, 1), b"".join(struct.pack("<H", value * 257) for value in range(256)))
     raw = decode_image(encoded(ramp), limits=LIMITS, field="image")
