@@ -244,7 +244,11 @@ async def test_every_error_has_the_same_shape(rest: Rest, method: str, path: str
 
 @pytest.mark.parametrize(
     ("method", "path", "allowed"),
-    [("PUT", "/v1/sessions", "GET, POST"), ("POST", "/healthz", "GET, HEAD"), ("PATCH", "/v1/sessions/x", "DELETE, GET")],
+    [
+        ("PUT", "/v1/sessions", "GET, POST"),
+        ("POST", "/healthz", "GET, HEAD"),
+        ("PATCH", "/v1/sessions/x", "DELETE, GET"),
+    ],
 )
 async def test_a_method_that_is_not_possible_is_answered_with_those_that_are(
     rest: Rest, method: str, path: str, allowed: str

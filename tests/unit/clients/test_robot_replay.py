@@ -138,7 +138,11 @@ TOLD = json.dumps({"config": {"image_resolution": [18, 32]}, "cameras": ["a"], "
             None,
             "the server wants a token, or another one: --token (HTTP 401: a token is needed)",
         ),
-        ((404, '{"detail":"Not Found"}'), None, 'no robot model is served there, or not at this path (HTTP 404: {"detail":"Not Found"})'),
+        (
+            (404, '{"detail":"Not Found"}'),
+            None,
+            'no robot model is served there, or not at this path (HTTP 404: {"detail":"Not Found"})',
+        ),
         ((500, "<html>"), None, "the server refused (HTTP 500)"),
         ((200, "<html>"), None, " is no worldserve"),
         ((200, '{"another": "server"}'), None, " is no worldserve"),
