@@ -14,15 +14,15 @@ from server.admission import Place
 from server.config import ServerConfig
 from server.errors import ErrorCode, ServerError, open_failed
 from server.ids import new_resume_token, new_session_id, new_watch_token
-from server.logs import about
 from server.media.encoder import EncoderFailed
 from server.media.formats import StreamEncoder, create_stream_encoder
+from server.orphans import Orphans
 from server.recorder import Recorders, SessionRecorder
 from server.session import Session, SessionRules
 from server.uploads import RawImage, StartImage
 from server.wire.messages import Pacing, StreamFormat
 from worldmodel.errors import OutcomeUnknown, WorldModelError
-from worldmodel.messages import CloseSession, ModelInfo, OpenSession, RequestId, SessionId
+from worldmodel.messages import ModelInfo, OpenSession, RequestId, SessionId
 
 log = logging.getLogger(__name__)
 
@@ -72,12 +72,14 @@ class SessionOpener:
         services: ActorServices,
         *,
         recorders: Recorders | None,
+        orphans: Orphans,
         require_worker: Callable[[], ModelInfo],
     ) -> None:
         """`recorders` None: nothing is recorded."""
         self._config = config
         self._services = services
         self._recorders = recorders
+        self._orphans = orphans
         self._require_worker = require_worker
         self._rules = SessionRules(
             max_pending_events=config.session.max_pending_events,
@@ -86,14 +88,19 @@ class SessionOpener:
         )
 
     async def open(self, request: NewSession, place: Place, owner: str | None) -> SessionActor:
-        """Open in the worker and return the actor. Raises `ServerError`; then the place is free again."""
-        session_id = new_session_id()
+        """Open in the worker and return the actor. Raises `ServerError`; then the place is free, if need be later."""
+        session_id, generation = new_session_id(), self._services.worker.generation
         encoder: StreamEncoder | None = None
         try:
             info = self._require_worker()
             encoder = await self._create_encoder(request.format, info)
             await self._open_in_worker(session_id, request, encoder)
             self._require_worker()
+        except OutcomeUnknown as error:
+            if encoder is not None:
+                encoder.close()
+            await self._orphans.close(session_id, place, generation=generation)
+            raise open_failed(error) from error
         except BaseException:
             place.release()
             if encoder is not None:
@@ -166,20 +173,7 @@ class SessionOpener:
         )
         try:
             await self._services.worker.open_session(message, raw.pixels)
-        except OutcomeUnknown as error:
-            await self._close_half_open(session_id)
-            raise open_failed(error) from error
+        except OutcomeUnknown:
+            raise
         except WorldModelError as error:
             raise open_failed(error) from error
-
-    async def _close_half_open(self, session_id: SessionId) -> None:
-        try:
-            await self._services.worker.close_session(
-                CloseSession(request_id=RequestId(f"{session_id}-close"), session_id=session_id)
-            )
-        except WorldModelError:
-            log.exception(
-                "session %s: the worker could neither open nor close it",
-                session_id,
-                extra=about(session_id=session_id),
-            )

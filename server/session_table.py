@@ -20,6 +20,7 @@ from server.expiry import close_what_is_over
 from server.ids import ResumeToken, WatchToken
 from server.logs import about
 from server.metrics import Metrics
+from server.orphans import Orphans
 from server.recorder import Recorders
 from server.scheduler import Scheduler
 from server.session import Phase
@@ -80,7 +81,10 @@ class SessionTable:
             not_released=self.place_kept,
             parked_again=self._make_room,
         )
-        self._opener = SessionOpener(config, services, recorders=recorders, require_worker=self.require_worker)
+        self._orphans = Orphans(worker, self._tasks, clock)
+        self._opener = SessionOpener(
+            config, services, recorders=recorders, orphans=self._orphans, require_worker=self.require_worker
+        )
 
     # ------------------------------------------------------------ life of the table
 
@@ -132,7 +136,8 @@ class SessionTable:
     @property
     def num_tombstones(self) -> int:
         """Sessions that the worker would not release; they hold their places."""
-        return sum(actor.session.phase is Phase.CLEANUP_FAILED for actor in self._actors.values())
+        num_closed = sum(actor.session.phase is Phase.CLEANUP_FAILED for actor in self._actors.values())
+        return num_closed + len(self._orphans)
 
     @property
     def num_resident(self) -> int:

@@ -10,7 +10,8 @@ import pytest
 
 from server.actor import SessionActor
 from server.config import LimitsSection, RecordingSection, ServerSection, SessionSection
-from server.errors import ErrorCode, Unavailable
+from server.errors import ErrorCode, SessionFailed, Unavailable
+from server.health import not_ready_reason
 from server.session import Phase
 from server.session_opener import CheckedImage, NewSession
 from server.session_table import SessionTable
@@ -67,6 +68,47 @@ def test_a_disk_that_hangs_takes_its_share_of_the_end_once_for_all_recordings(
     monkeypatch.setattr("server.recording.Recordings.append", hang)
     run_virtual(main())
     assert "the end of recordings, which is lost: 3" in caplog.text
+
+
+# ---------------------------------------------------------------- openings that fail
+
+
+def test_a_session_that_neither_opened_nor_closed_keeps_its_place_until_the_worker_lets_go() -> None:
+    async def main() -> None:
+        worker = small_worker(1)
+        async with loop_serving(worker) as server:
+            worker.request_fates.extend([Fate.UNKNOWN] * 4)
+            with pytest.raises(SessionFailed) as failed:
+                await create(server)
+            assert failed.value.code is ErrorCode.WORKER_UNAVAILABLE
+            assert (server.table.num_tombstones, server.table.num_resident) == (1, 1)
+            assert "did not release" in (not_ready_reason(server.context) or "")
+            with pytest.raises(Unavailable, match="all 1 places"):
+                await create(server)
+            queued = server.client()
+            queued.start()
+            await queued.expect("session.queued", position=1)
+            began_at = now()
+            await queued.expect("session.started")
+            assert now() - began_at == pytest.approx(1 + 2 + 4, abs=0.5)
+            assert (server.table.num_tombstones, server.table.num_resident) == (0, 1)
+            assert len(worker.sessions) == 1
+
+    run_virtual(main())
+
+
+def test_a_session_that_neither_opened_nor_closed_is_gone_with_its_worker() -> None:
+    async def main() -> None:
+        worker = small_worker(1)
+        async with loop_serving(worker) as server:
+            worker.request_fates.extend([Fate.UNKNOWN] * 2)
+            with pytest.raises(SessionFailed):
+                await create(server)
+            worker.dies()
+            await settle()
+            assert (server.table.num_tombstones, server.table.num_resident) == (0, 0)
+
+    run_virtual(main())
 
 
 # ---------------------------------------------------------------- promises
