@@ -301,6 +301,7 @@ async def metrics(request: Request) -> PlainTextResponse:
     context = context_of(request)
     table, values = context.table, context.metrics
     states = Counter(actor.session.state for actor in table.all())
+    states[SessionState.CLEANUP_FAILED] = table.num_tombstones
     for state in SessionState:
         values.sessions.labels(state).set(states[state])
     values.ready.set(not_ready_reason(context) is None)

@@ -15,9 +15,9 @@ from server.app import create_app
 from server.session import Phase
 from tests.support.server_client import fake_config, image_field
 from tests.support.server_scripted import Server, serving
-from tests.support.server_worker import ScriptedWorker
+from tests.support.server_worker import ScriptedWorker, WorkerSession
 from worldmodel.errors import OutcomeUnknown, TickRolledBack
-from worldmodel.messages import LoadStage, OpenSession, SessionOpened
+from worldmodel.messages import LoadStage, MediaFormat, OpenSession, SessionId, SessionOpened
 
 DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
 
@@ -83,6 +83,13 @@ async def cannot_release(server: Server) -> None:
     assert [actor.session.phase for actor in server.context.table.all()] == [Phase.CLEANUP_FAILED] * 2
 
 
+async def keeps_what_nobody_knows(server: Server) -> None:
+    server.worker.becomes_ready()
+    for name in ("s-1", "s-2"):
+        lost = WorkerSession(prompt="", seed=0, image_bytes=0, output=MediaFormat.YUV420)
+        server.worker.sessions[SessionId(name)] = lost
+
+
 async def keeps_what_was_never_opened(server: Server) -> None:
     """Both opens come to an unknown end behind which the sessions are there, and cannot be closed either."""
     server.worker.becomes_ready()
@@ -97,7 +104,7 @@ async def keeps_what_was_never_opened(server: Server) -> None:
         socket = await server.connect()
         server.worker.close_failures.append(OutcomeUnknown("stuck"))
         await socket.send("session.start", protocol=1, prompt="a town", image=image_field())
-        await socket.error(code="request_refused")
+        await socket.error(code="worker_unavailable")
     assert (len(server.worker.sessions), server.context.table.all()) == (2, ())
 
 
@@ -121,7 +128,8 @@ async def shuts_down(server: Server) -> None:
         (is_stopped, "the worker was stopped", "worldserve_worker_ready", {}, 0),
         (leaks, "pages have leaked", "worldserve_pages", {"state": "free"}, 9),
         (cannot_release, "all 2 places are held", "worldserve_sessions", {"state": "cleanup_failed"}, 2),
-        (keeps_what_was_never_opened, "the worker holds sessions of nobody", "worldserve_resident_sessions", {}, 0),
+        (keeps_what_was_never_opened, "all 2 places are held", "worldserve_sessions", {"state": "cleanup_failed"}, 2),
+        (keeps_what_nobody_knows, "the worker holds sessions of nobody", "worldserve_resident_sessions", {}, 0),
         (loses_its_scheduler, "the scheduler has stopped", "worldserve_chunks_total", {}, 0),
         (shuts_down, "the server is shutting down", "worldserve_ready", {}, 0),
     ],
