@@ -169,14 +169,18 @@ class RobotActor:
                     raise
 
     async def _open_in_worker(self) -> None:
-        """Take a place and open in the worker. Raises `ServerError`; then the place is free again."""
+        """Take a place, open in the worker. Raises `ServerError`; then the place is free if nothing is left there."""
         seat = self._seat
+        if seat.held and not await self._release():
+            text = "the worker did not release what an opening before this one left"
+            raise SessionFailed(ErrorCode.WORKER_UNAVAILABLE, text)
         try:
             await seat.open(prompt=self.session.first_prompt, seed=0, image=None)
         except WorldModelError as error:
             if isinstance(error, OutcomeUnknown):
-                await seat.close()
-            seat.give_back()
+                await self._release()
+            else:
+                seat.give_back()
             raise open_failed(error) from error
         except ServerError:
             raise

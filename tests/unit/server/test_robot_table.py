@@ -121,6 +121,18 @@ async def test_a_session_may_take_its_place_before_its_first_step() -> None:
         assert it.worlds.num_resident == 0
 
 
+async def test_what_an_opening_left_in_the_worker_keeps_its_place_until_it_is_closed() -> None:
+    async with running(capacity=1) as it:
+        actor = it.begin("a")
+        it.worker.open_failures.append(OutcomeUnknown("no"))
+        it.worker.close_failures.extend([OutcomeUnknown("stuck"), OutcomeUnknown("stuck")])
+        for _ in range(2):
+            assert (await refused(actor.open())).code is ErrorCode.WORKER_UNAVAILABLE
+            assert (it.worlds.num_resident, it.worker.num_opened) == (1, 0)
+        assert await it.step(actor, 7) == 7
+        assert (it.worlds.num_resident, it.worker.num_opened) == (1, 1)
+
+
 async def test_names_belong_to_owners() -> None:
     async with running() as it:
         one, two = it.begin("a", owner="one"), it.begin("a", owner="two")
