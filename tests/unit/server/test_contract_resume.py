@@ -331,3 +331,34 @@ def test_only_the_owner_is_told_that_a_session_was_lost() -> None:
             assert server.table.find(client.ledger.session_id, None).session.phase is Phase.FAILED
 
     run_virtual(main())
+
+
+def test_chunks_that_wait_for_a_socket_are_not_sent_once_it_is_taken_over() -> None:
+    """One frame is in the socket's buffer and one on its way there; what waits behind them is the new socket's."""
+
+    async def main() -> None:
+        async with loop_serving(ContractWorker(tick_s=0.2)) as server:
+            old = await server.started(room=1, pacing="free")
+            await old.chunks(1)
+            old.stop_reading()
+            await asyncio.sleep(10)
+            await come_back(server, old.ledger)
+            frames = [await old.socket.to_client.get()]
+            while not isinstance(frames[-1], int):
+                frames.append(await old.socket.to_client.get())
+            assert frames[-1] == 1008
+            assert sum(isinstance(frame, bytes) for frame in frames) == 2
+
+    run_virtual(main())
+
+
+def test_a_server_that_parks_nothing_says_that_the_socket_was_lost() -> None:
+    async def main() -> None:
+        async with loop_serving(ContractWorker(), session=SessionSection(resume_s=0.0)) as server:
+            client = await server.started()
+            await client.leave()
+            await asyncio.sleep(1)
+            assert server.table.all() == ()
+            assert server.counter("worldserve_sessions_ended_total", reason="disconnected") == 1
+
+    run_virtual(main())

@@ -192,6 +192,19 @@ async def test_a_full_disk_stops_the_recording_and_keeps_what_came_before(
         assert registry.get_sample_value("worldserve_recording_bytes") == bytes_on_disk(tmp_path)
 
 
+async def test_half_of_an_append_is_cut_off_a_full_disk(tmp_path: Path) -> None:
+    with recordings_in(tmp_path) as (recordings, registry), full_disk() as disk:
+        recording = begin(recordings, "s-1")
+        recording.append(MP4_FILE, b"whole")
+        await until_written(recordings, "s-1", MP4_FILE)
+        disk.is_full = True
+        recording.append(MP4_FILE, bytes(1000))
+        await recording.close()
+        assert disk.num_refusals == 1
+        assert (tmp_path / "s-1" / MP4_FILE).read_bytes() == b"whole"
+        assert registry.get_sample_value("worldserve_recording_bytes") == bytes_on_disk(tmp_path)
+
+
 async def test_on_a_full_disk_the_oldest_finished_recordings_make_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
