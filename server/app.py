@@ -93,6 +93,8 @@ def create_app(config: ServerConfig, *, worker: Worker | None = None, clock: Clo
         # The interactive documentation loads scripts from elsewhere; the page of ours asks nobody else for anything.
         docs_url=None,
         redoc_url=None,
+        # An address with a slash too many is no other one's.
+        redirect_slashes=False,
     )
     app.state.worker = worker
     app.state.context = context

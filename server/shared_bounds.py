@@ -86,6 +86,13 @@ class SharedBounds:
             await self._app(scope, body.receive, body.send)
         except ClientDisconnect:
             log.info("a client left in the middle of its request: %s %r", scope["method"], scope["path"][:200])
+        except asyncio.CancelledError:
+            if body.is_answered or not self._context.table.is_stopping:
+                raise
+            # Else uvicorn, whose time to wait for requests is over, logs it as an error of ours and answers nothing.
+            log.info("a request was cut because the server ends: %s %r", scope["method"], scope["path"][:200])
+            error = Unavailable(ErrorCode.SHUTTING_DOWN, "the server is shutting down")
+            await error_response(error)(scope, receive, send)
         finally:
             self._add(-body.num_bytes)
 
@@ -109,6 +116,8 @@ class _Body:
 
     def __init__(self, bounds: SharedBounds, receive: Receive, send: Send, *, timeout_s: float) -> None:
         self.num_bytes = 0
+        self.is_answered = False
+        """Whether an answer has begun."""
         self._bounds = bounds
         self._receive = receive
         self._send = send
@@ -133,4 +142,5 @@ class _Body:
     async def send(self, message: Message) -> None:
         # Once the answer has begun nobody can be told any more; the connection closes itself.
         self._is_awaited = False
+        self.is_answered = True
         await self._send(message)

@@ -11,6 +11,7 @@ resets the connection, and the client never reads why.
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from typing import Any, cast
 
@@ -100,6 +101,9 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
 
     async def send(self, message: Any) -> None:
         """Send what the application says; an HTTP answer, once it is whole, is the end of the handshake too."""
+        if self.transport.is_closing():
+            # That the connection is lost is heard in the next turn; what is written until then asyncio warns of.
+            await asyncio.sleep(0)
         await super().send(message)
         if message["type"] == "websocket.http.response.body" and not message.get("more_body", False):
             # Else uvicorn logs, as an error of the application, that a client it refused was never answered.

@@ -224,6 +224,7 @@ async def test_a_full_server_refuses_but_parked_sessions_make_room() -> None:
     [
         ("GET", "/nothing", 404, "not_found"),
         ("GET", "/v1/sessions/none", 404, "not_found"),
+        ("GET", "/v1/sessions/", 404, "not_found"),
         ("POST", "/v1/sessions/none/reset", 404, "not_found"),
         ("PUT", "/v1/sessions", 405, "method_not_allowed"),
         ("GET", "/v1/start-images/mars", 404, "not_found"),

@@ -27,10 +27,14 @@ class Desk:
 
     def __init__(self) -> None:
         self.metrics = Metrics()
-        self.may_answer = asyncio.Event()
+        self.may_answer, self.may_end = asyncio.Event(), asyncio.Event()
+        self.may_end.set()
         self.bodies: list[bytes] = []
         auth = Authenticator(ServerSection(tokens=("one", "other")))
-        context = SimpleNamespace(config=SimpleNamespace(limits=LIMITS), metrics=self.metrics, auth=auth)
+        self.table = SimpleNamespace(is_stopping=False)
+        context = SimpleNamespace(
+            config=SimpleNamespace(limits=LIMITS), metrics=self.metrics, auth=auth, table=self.table
+        )
         self.bounds = SharedBounds(self._app, cast("ServerContext", context))
 
     @property
@@ -42,6 +46,7 @@ class Desk:
             self.bodies.append(await Request(scope, receive).body())
         await self.may_answer.wait()
         await send({"type": "http.response.start", "status": 200, "headers": []})
+        await self.may_end.wait()
 
     def post(self) -> Post:
         return Post(self)
@@ -53,6 +58,7 @@ class Post:
     def __init__(self, desk: Desk) -> None:
         self._parts: deque[dict[str, Any]] = deque()
         self._came = asyncio.Event()
+        self.sent: list[dict[str, Any]] = []
         scope = {"type": "http", "method": "POST", "path": "/v1/uploads", "headers": []}
         self.answer = asyncio.create_task(desk.bounds(scope, self._receive, self._send))
 
@@ -74,7 +80,7 @@ class Post:
         return self._parts.popleft()
 
     async def _send(self, message: Any) -> None:
-        assert message["status"] == 200
+        self.sent.append(message)
 
 
 def test_bodies_together_are_bounded_until_they_are_answered() -> None:
@@ -159,6 +165,38 @@ def test_who_leaves_in_mid_body_is_one_line_in_the_log(caplog: pytest.LogCapture
     (line,) = caplog.records
     assert (line.levelname, line.exc_info) == ("INFO", None)
     assert line.getMessage() == "a client left in the middle of its request: POST '/v1/uploads'"
+
+
+@pytest.mark.parametrize("is_stopping", [True, False])
+def test_a_request_that_is_cut_at_the_end_is_answered(is_stopping: bool) -> None:
+    async def main() -> None:
+        desk = Desk()
+        cut = desk.post()
+        await cut.add(50)
+        desk.table.is_stopping = is_stopping
+        cut.answer.cancel()
+        await asyncio.wait({cut.answer})
+        assert cut.answer.cancelled() is not is_stopping
+        assert [message["status"] for message in cut.sent if "status" in message] == [503] * is_stopping
+        assert desk.num_bytes == 0
+
+    run_virtual(main())
+
+
+def test_a_request_that_is_cut_in_its_answer_is_not_answered_twice() -> None:
+    async def main() -> None:
+        desk = Desk()
+        desk.table.is_stopping = True
+        cut = desk.post()
+        desk.may_answer.set()
+        desk.may_end.clear()
+        await cut.add(5, is_last=True)
+        cut.answer.cancel()
+        await asyncio.wait({cut.answer})
+        assert cut.answer.cancelled()
+        assert [message["status"] for message in cut.sent] == [200]
+
+    run_virtual(main())
 
 
 async def connect(desk: Desk, sent: list[Any], *, token: str | None = None) -> None:

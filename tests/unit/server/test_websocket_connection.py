@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.server import ServerState
 from websockets.client import ClientProtocol
 from websockets.frames import Frame, Opcode
@@ -254,3 +255,21 @@ def test_a_refused_handshake_is_answered_and_no_error_in_the_log(caplog: pytest.
 
     run_virtual(main())
     assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+def test_nothing_is_written_to_a_connection_that_is_just_lost() -> None:
+    """asyncio warns of every write between the loss and the moment when the protocol hears of it."""
+
+    async def main() -> None:
+        peer = Peer(LIMITS)
+        peer.connect()
+        await settle()
+        peer.wire.is_closed, peer.wire.written = True, b""
+        asyncio.get_running_loop().call_soon(peer.server.connection_lost, None)
+        with pytest.raises(ClientDisconnected):
+            await peer.server.send({"type": "websocket.send", "text": "x"})
+        assert peer.wire.written == b""
+        await settle()
+        assert not peer.server.tasks
+
+    run_virtual(main())
