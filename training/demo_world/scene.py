@@ -197,17 +197,25 @@ def _render_cpu(poses: torch.Tensor, styles: torch.Tensor, rays: int) -> torch.T
     return frames
 
 
+_COMPILER = (
+    *("g++", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math"),
+    *("-fno-signed-zeros", "-ffinite-math-only", "-fassociative-math", "-freciprocal-math"),
+)
+"""What `-ffast-math` stands for, each by itself: linked with that one, a library that is loaded makes the whole process
+take denormal numbers for zero."""
+
+
 @functools.cache
 def _cpu_library() -> ctypes.CDLL:
-    """Compile `scene_cpu.cpp`, once per content of the sources."""
+    """Compile `scene_cpu.cpp`, once per content of the sources and way to compile them."""
     folder = Path(__file__).parent
     sources = [folder / "scene.h", folder / "scene_cpu.cpp"]
-    digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:16]
+    content = " ".join(_COMPILER).encode() + b"".join(source.read_bytes() for source in sources)
+    digest = hashlib.sha256(content).hexdigest()[:16]
     library = Path(tempfile.gettempdir()) / f"demo_world_scene_{digest}.so"
     if not library.exists():
         unfinished = library.with_suffix(f".{os.getpid()}.so")
-        command = ["g++", "-O3", "-march=native", "-ffast-math", "-fopenmp", "-shared", "-fPIC"]
-        subprocess.run([*command, str(sources[1]), "-o", str(unfinished)], check=True)
+        subprocess.run([*_COMPILER, str(sources[1]), "-o", str(unfinished)], check=True)
         unfinished.rename(library)
     return ctypes.CDLL(str(library))
 

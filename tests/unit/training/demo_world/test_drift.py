@@ -1,10 +1,11 @@
-"""Where a picture was taken from is found by drawing others."""
+"""Where a picture was taken from is found by drawing others; needs a C++ compiler, so it is in the slow set."""
 
 from __future__ import annotations
 
 import math
 
 import numpy as np
+import pytest
 import torch
 
 from training.demo_world import scene
@@ -12,6 +13,7 @@ from training.demo_world.drift import drift
 from training.demo_world.trajectories import METRES_PER_UNIT, Cameras, media_poses
 
 
+@pytest.mark.slow
 def test_the_camera_of_a_picture_is_found_where_it_is_and_not_where_it_should_be() -> None:
     true = Cameras(position=np.array([[[0.6, 0.6]]]), yaw=np.full((1, 1), 1.2), pitch=np.zeros((1, 1)))
     shown = Cameras(

@@ -114,7 +114,7 @@ def test_files_that_are_not_plain_bounded_arrays_are_refused(tmp_path: Path) -> 
     [
         (np.array([{"a": 1}] * 4, dtype=object), r"float32 or float64, got '\|O'"),
         (np.tile(np.eye(4, dtype=np.int64), (4, 1, 1)), "float32 or float64, got '<i8'"),
-        (np.zeros((4, 3, 4)), r"got the shape \[4, 3, 4\]"),
+        (np.zeros((4, 3, 4)), r"expected the shape \[N, 4, 4\], got \[4, 3, 4\]"),
         (np.zeros((0, 4, 4)), "got 0"),
         (np.tile(np.diag([1.0, 1.0, -1.0, 1.0]), (4, 1, 1)), "pose 0: .*mirrored"),
         (np.tile(np.eye(4) * 1.1, (4, 1, 1)), "rigid motion within 0.001"),
