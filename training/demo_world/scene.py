@@ -197,12 +197,9 @@ def _render_cpu(poses: torch.Tensor, styles: torch.Tensor, rays: int) -> torch.T
     return frames
 
 
-_COMPILER = (
-    *("g++", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math"),
-    *("-fno-signed-zeros", "-ffinite-math-only", "-fassociative-math", "-freciprocal-math"),
-)
-"""What `-ffast-math` stands for, each by itself: linked with that one, a library that is loaded makes the whole process
-take denormal numbers for zero."""
+_COMPILE = ("g++", "-O3", "-march=native", "-ffast-math", "-fopenmp", "-fPIC", "-c")
+_LINK = ("g++", "-fopenmp", "-shared")
+"""Linked with `-ffast-math` too, a library that is loaded makes the whole process take denormal numbers for zero."""
 
 
 @functools.cache
@@ -210,12 +207,15 @@ def _cpu_library() -> ctypes.CDLL:
     """Compile `scene_cpu.cpp`, once per content of the sources and way to compile them."""
     folder = Path(__file__).parent
     sources = [folder / "scene.h", folder / "scene_cpu.cpp"]
-    content = " ".join(_COMPILER).encode() + b"".join(source.read_bytes() for source in sources)
+    content = " ".join(_COMPILE + _LINK).encode() + b"".join(source.read_bytes() for source in sources)
     digest = hashlib.sha256(content).hexdigest()[:16]
     library = Path(tempfile.gettempdir()) / f"demo_world_scene_{digest}.so"
     if not library.exists():
         unfinished = library.with_suffix(f".{os.getpid()}.so")
-        subprocess.run([*_COMPILER, str(sources[1]), "-o", str(unfinished)], check=True)
+        compiled = unfinished.with_suffix(".o")
+        subprocess.run([*_COMPILE, str(sources[1]), "-o", str(compiled)], check=True)
+        subprocess.run([*_LINK, str(compiled), "-o", str(unfinished)], check=True)
+        compiled.unlink()
         unfinished.rename(library)
     return ctypes.CDLL(str(library))
 
