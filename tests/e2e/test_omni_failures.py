@@ -2,28 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
-import pytest
-
 from tests.support.omni_server import GatedWorker, connect, go, until_first_tick
 from tests.support.server_scripted import Server, serving
 from worldmodel.errors import RequestRefused, TickRolledBack
-
-
-@pytest.fixture
-async def gated() -> AsyncIterator[Server]:
-    """Give a server whose first tick waits for `go`."""
-    worker = GatedWorker()
-    worker.gate.clear()
-    async with serving(worker) as it:
-        yield it
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[Server]:
-    async with serving() as it:
-        yield it
 
 
 async def test_a_failed_chunk_ends_the_video_with_an_error(server: Server) -> None:
@@ -88,9 +69,7 @@ async def test_a_worker_that_will_not_let_go_is_an_error_and_not_silence(server:
 
 
 async def test_shutting_down_says_so_and_names_what_was_dropped() -> None:
-    worker = GatedWorker()
-    worker.gate.clear()
-    async with serving(worker) as server:
+    async with serving(GatedWorker(is_held=True)) as server:
         socket = await connect(server)
         await socket.start()
         await socket.interact({"prompt": "rain"}, "e")

@@ -2,29 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
-import pytest
-
 from tests.support.omni_client import camera, velocity
-from tests.support.omni_server import GatedWorker, connect, go, session_of, until_first_tick
-from tests.support.server_scripted import Server, serving
+from tests.support.omni_server import connect, go, session_of, until_first_tick
+from tests.support.server_scripted import Server
 from worldmodel.errors import RequestRefused
-
-
-@pytest.fixture
-async def gated() -> AsyncIterator[Server]:
-    """Give a server whose first tick waits for `go`."""
-    worker = GatedWorker()
-    worker.gate.clear()
-    async with serving(worker) as it:
-        yield it
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[Server]:
-    async with serving() as it:
-        yield it
 
 
 async def test_prompt_and_camera_in_one_interaction(server: Server) -> None:

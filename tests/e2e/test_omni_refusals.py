@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -12,13 +11,6 @@ from tests.support.omni_client import camera
 from tests.support.omni_server import GatedWorker, connect, go, session_of, until_first_tick
 from tests.support.server_scripted import Server, serving
 from tests.support.server_worker import ScriptedWorker, model_info
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[Server]:
-    async with serving() as it:
-        yield it
-
 
 BAD_STARTS: list[tuple[str, dict[str, Any]]] = [
     ("prompt", {"prompt": None}),
@@ -83,9 +75,7 @@ async def test_nothing_wrong_ends_a_session_and_everything_wrong_is_named(server
 
 
 async def test_a_full_queue_refuses_and_loses_nothing() -> None:
-    worker = GatedWorker()
-    worker.gate.clear()
-    async with serving(worker, session=SessionSection(max_pending_events=2)) as server:
+    async with serving(GatedWorker(is_held=True), session=SessionSection(max_pending_events=2)) as server:
         socket = await connect(server)
         started = await socket.start(num_frames=21)
         session = session_of(server, started)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator
-
-import pytest
 
 from server.config import SessionSection
 from tests.support.omni_client import OmniSocket
@@ -13,13 +10,6 @@ from tests.support.omni_server import connect, session_of
 from tests.support.server_client import png
 from tests.support.server_scripted import Server, serving
 from tests.support.server_worker import ScriptedWorker, model_info
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[Server]:
-    async with serving() as it:
-        yield it
-
 
 # ---------------------------------------------------------------- the plain sequences
 

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
 
 from server.config import LimitsSection, ServerSection, SessionSection
 from tests.support.server_client import image_field
 from tests.support.server_scripted import Server, serving
 from tests.support.server_worker import ScriptedWorker, model_info
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[Server]:
-    async with serving() as it:
-        yield it
-
 
 # ---------------------------------------------------------------- admission
 

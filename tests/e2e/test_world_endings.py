@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -12,12 +11,6 @@ from server.start_images import ImageReader
 from tests.support.server_client import image_field, png
 from tests.support.server_scripted import Server, decode, serving
 from tests.support.server_worker import ScriptedWorker, model_info
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[Server]:
-    async with serving() as it:
-        yield it
 
 
 async def test_reset_begins_a_run_on_the_same_stream(server: Server) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -10,13 +9,6 @@ import pytest
 from server.config import LimitsSection, SessionSection
 from tests.support.server_client import image_field
 from tests.support.server_scripted import KEYS, Server, serving
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[Server]:
-    async with serving() as it:
-        yield it
-
 
 # ---------------------------------------------------------------- events
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -12,13 +11,6 @@ from tests.support.server_client import image_field
 from tests.support.server_scripted import Server, serving
 from tests.support.server_worker import ScriptedWorker, model_info, other_tick
 from worldmodel.errors import OutcomeUnknown, RequestRefused, TickRolledBack
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[Server]:
-    async with serving() as it:
-        yield it
-
 
 # ---------------------------------------------------------------- failure
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -12,12 +11,6 @@ from server.config import SessionSection
 from server.session import Phase
 from tests.support.server_scripted import Server, decode, serving
 from worldmodel.errors import TickRolledBack
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[Server]:
-    async with serving() as it:
-        yield it
 
 
 async def test_resume_sends_what_was_missed_in_a_new_epoch(server: Server) -> None:

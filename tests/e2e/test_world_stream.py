@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
 
 from tests.support.server_scripted import Server, decode, serving
 from tests.support.server_worker import ScriptedWorker, model_info
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[Server]:
-    async with serving() as it:
-        yield it
-
 
 # ---------------------------------------------------------------- the stream
 

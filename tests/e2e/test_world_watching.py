@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
 import httpx
-import pytest
 
 from server.config import ServerSection, SessionSection, StartImageConfig
 from tests.support.server_client import Chunk, WorldSocket, fake_config, image_field
 from tests.support.server_scripted import KEYS, Server, decode, serving
 from tests.support.server_worker import ScriptedWorker, model_info
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[Server]:
-    async with serving() as it:
-        yield it
 
 
 async def watching(server: Server, started: dict[str, Any], **options: Any) -> WorldSocket:

@@ -16,10 +16,11 @@ from worldmodel.messages import ModelInfo, SessionId, Tick
 class GatedWorker(ScriptedWorker):
     """A scripted worker whose ticks alone can be held, so that sessions still open and close."""
 
-    def __init__(self, info: ModelInfo | None = None) -> None:
+    def __init__(self, info: ModelInfo | None = None, *, is_held: bool = False) -> None:
         super().__init__(info)
         self.gate = asyncio.Event()
-        self.gate.set()
+        if not is_held:
+            self.gate.set()
 
     async def tick(self, message: Tick, payload: Sequence[memoryview] = ()) -> CommittedTick:
         self.num_ticks_in_flight += 1
