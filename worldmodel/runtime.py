@@ -7,12 +7,9 @@ that a failed tick leaves the session where it was; that this is so is checked a
 from __future__ import annotations
 
 import logging
-import time
 from dataclasses import dataclass
 from typing import Any, cast
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from kvcache.cache import KVCache
@@ -23,20 +20,17 @@ from worldmodel.adapter import (
     NO_ARRAYS,
     Arrays,
     GeneratedChunk,
-    GeneratedMedia,
     ProgressFn,
     SessionOpening,
     WorldModelAdapter,
 )
 from worldmodel.catalog import lookup, resolve
+from worldmodel.committed_chunk import CommittedChunk
 from worldmodel.errors import LoadFailed, OutcomeUnknown, RequestRefused, TickRolledBack, WorldModelError
 from worldmodel.messages import (
-    ChunkMedia,
     CloseSession,
-    ImageSize,
     LoadStage,
     MediaFormat,
-    MediaPart,
     MemoryStats,
     ModelInfo,
     OpenSession,
@@ -54,13 +48,12 @@ from worldmodel.messages import (
 from worldmodel.observations import describe_array
 from worldmodel.offload_settings import STREAMED_MODELS
 from worldmodel.residency import allocate_cache, memory_stats
+from worldmodel.start_image import Image, size_of
 
 logger = logging.getLogger(__name__)
 
 Adapter = WorldModelAdapter[Any]
 """The runtime carries a model's state without looking into it."""
-
-Image = npt.NDArray[np.uint8]
 
 
 class DeviceLost(Exception):
@@ -86,52 +79,10 @@ class _Footprint:
     free_pages: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommittedChunk:
-    """A chunk that is part of its session; its media may still be on the device."""
-
-    committed: TickCommitted
-    media: GeneratedMedia
-    outputs: tuple[MediaFormat, ...]
-
-    def to_host(self) -> tuple[ChunkMedia, list[memoryview]]:
-        """Wait for the media and return its message and payload parts.
-
-        Raises `OutcomeUnknown` if the media is lost: the session has the chunk, the client never will.
-        """
-        tick = self.committed
-        started_s = time.perf_counter()
-        try:
-            arrays = self.media.to_host()
-        except Exception as error:
-            raise _media_lost(tick) from error
-        if tuple(media.format for media in arrays) != self.outputs:
-            logger.error("adapter gave media %s, the session wants %s", [m.format for m in arrays], self.outputs)
-            raise _media_lost(tick)
-        hosted = [np.ascontiguousarray(media.array) for media in arrays]
-        parts = tuple(
-            MediaPart(format=media.format, shape=array.shape, num_bytes=array.nbytes)
-            for media, array in zip(arrays, hosted, strict=True)
-        )
-        message = ChunkMedia(
-            request_id=tick.request_id,
-            session_id=tick.session_id,
-            chunk_index=tick.chunk_index,
-            num_media_frames=tick.num_media_frames,
-            parts=parts,
-            transfer_ms=1000.0 * (time.perf_counter() - started_s),
-        )
-        return message, [array.data for array in hosted]
-
-
 def _reason(error: Exception) -> str:
     """Return what an error of ours was made from, for the operator; clients of a running server never see it."""
     cause = error.__cause__
     return "" if cause is None or cause is error else f": {type(cause).__name__}: {cause}"
-
-
-def _media_lost(tick: TickCommitted) -> OutcomeUnknown:
-    return OutcomeUnknown(f"the media of chunk {tick.chunk_index} is lost", code="media_lost")
 
 
 class Runtime:
@@ -407,7 +358,7 @@ class Runtime:
                     session_id=session_id,
                     prompt=opening.prompt,
                     seed=opening.seed,
-                    image=None if opening.image is None else _size_of(opening.image),
+                    image=None if opening.image is None else size_of(opening.image),
                     outputs=opening.outputs,
                 ),
                 opening.image,
@@ -446,19 +397,3 @@ class Runtime:
                 code="warm_up_failed",
             )
         cache.check_integrity()
-
-
-def _size_of(image: Image) -> ImageSize:
-    return ImageSize(width=image.shape[1], height=image.shape[0])
-
-
-def read_image(size: ImageSize, payload: memoryview) -> Image:
-    """View a payload as RGB24 [height, width, 3]. Raises `RequestRefused` if its length does not fit its size."""
-    expected = size.width * size.height * 3
-    if size.width < 1 or size.height < 1 or len(payload) != expected:
-        raise RequestRefused(
-            f"image: expected {size.width} x {size.height} x 3 = {expected} bytes of RGB24, got {len(payload)}",
-            code="bad_image",
-            field="image",
-        )
-    return np.frombuffer(payload, np.uint8).reshape(size.height, size.width, 3)

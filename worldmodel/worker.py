@@ -36,6 +36,7 @@ from worldmodel.messages import (
 )
 from worldmodel.observations import unpack_arrays
 from worldmodel.packages import check_package_origin
+from worldmodel.start_image import read_image
 
 if TYPE_CHECKING:
     from worldmodel.runtime import Runtime
@@ -203,8 +204,6 @@ def _serve(channel: Channel, runtime: Runtime) -> int:
 
 def _answer(channel: Channel, request: Request, payload: memoryview, runtime: Runtime) -> None:
     """Carry out one request and send what it gives; a tick is answered as soon as it is committed, then with media."""
-    from worldmodel.runtime import read_image
-
     match request:
         case OpenSession():
             image = None if request.image is None else read_image(request.image, payload)

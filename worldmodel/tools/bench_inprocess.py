@@ -34,7 +34,8 @@ from worldmodel.messages import (
     StartWorker,
     Tick,
 )
-from worldmodel.runtime import DeviceLost, Runtime, read_image
+from worldmodel.runtime import DeviceLost, Runtime
+from worldmodel.start_image import read_image
 
 EXIT_FAILED = 1
 EXIT_LOAD_FAILED = 3

@@ -29,9 +29,9 @@ from tests.support.fake_model import (
 )
 from worldmodel.errors import LoadFailed, OutcomeUnknown, RequestRefused, TickRolledBack
 from worldmodel.fake import FakeAdapter
-from worldmodel.messages import ImageSize, LoadStage, MediaFormat, StartWorker
+from worldmodel.messages import LoadStage, MediaFormat, StartWorker
 from worldmodel.observations import describe_array
-from worldmodel.runtime import Runtime, read_image
+from worldmodel.runtime import Runtime
 
 SINK_AND_WINDOW_CHUNKS = 3
 CHUNKS_BEFORE_FAILURE = (0, 1, SINK_AND_WINDOW_CHUNKS, SINK_AND_WINDOW_CHUNKS + 2)
@@ -345,14 +345,6 @@ def test_a_world_model_wants_an_image_makes_no_actions_and_takes_no_observations
     with pytest.raises(RequestRefused, match="takes no observations"):
         runtime.tick(request, arrays)
     assert runtime.tick(tick("a", 0)).committed.chunk_index == 0
-
-
-def test_an_image_of_the_wrong_length_is_refused() -> None:
-    size = ImageSize(width=4, height=2)
-    np.testing.assert_array_equal(read_image(size, memoryview(bytes(range(24)))).ravel(), np.arange(24))
-    with pytest.raises(RequestRefused, match="4 x 2 x 3 = 24 bytes of RGB24, got 23") as caught:
-        read_image(size, memoryview(bytes(23)))
-    assert caught.value.field == "image"
 
 
 # ---------------------------------------------------------------- load
