@@ -1,8 +1,8 @@
 """A scripted server for the browser page: serves the page and speaks the `world` dialect without a model.
 
 It shows states that a healthy server hardly ever has (loading, a queue, a refused start, a lost link). A chunk
-is a moving test picture whose motion follows the held keys. It plays at four times the rate of the demo world, so that
-tests wait less.
+is a moving test picture whose motion follows the held keys. Unless a test asks for another rate it plays at four times
+that of the demo world, so that tests wait less.
 """
 
 from __future__ import annotations
@@ -94,6 +94,7 @@ class Watcher:
 class World:
     """One session; outlives its socket."""
 
+    fps: int = FPS
     epoch: int = -1
     run: int = 0
     chunk_index: int = 0
@@ -130,9 +131,10 @@ def ready_info() -> dict[str, Any]:
 class StandIn:
     """Runs the scripted server in a thread; use as a context manager."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, fps: int = FPS) -> None:
+        self._fps = fps
         self.script = Script(info=ready_info())
-        self.world = World()
+        self.world = World(fps=fps)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         routes = [
@@ -151,7 +153,7 @@ class StandIn:
     def renew(self) -> None:
         """Forget what a test did; its pages are closed."""
         self.script = Script(info=ready_info())
-        self.world = World()
+        self.world = World(fps=self._fps)
 
     def __enter__(self) -> StandIn:
         self._thread.start()
@@ -216,7 +218,7 @@ class StandIn:
             return
         if "resume_token" not in start:
             name, format = start["image"].get("name", "day"), StreamFormat(start["format"])
-            self.world = World(name=name, prompt=start["prompt"], format=format)
+            self.world = World(fps=self._fps, name=name, prompt=start["prompt"], format=format)
         world = self.world
         world.epoch += 1
         last_chunk_index = start.get("last_chunk_index", -1)
@@ -348,14 +350,14 @@ def _frame(header: dict[str, Any], payload: bytes) -> bytes:
 
 
 def _encoder(world: World) -> StreamEncoder:
-    return create_stream_encoder(world.format, width=WIDTH, height=HEIGHT, fps=FPS, media=MediaSection())
+    return create_stream_encoder(world.format, width=WIDTH, height=HEIGHT, fps=world.fps, media=MediaSection())
 
 
 def _described(world: World) -> dict[str, Any]:
     """What `session.started` and `session.watching` share."""
     return {
         "protocol": 1, "session_id": "s-standin", "run": world.run, "model": "standin",
-        "width": WIDTH, "height": HEIGHT, "fps": FPS, "latent_frames_per_chunk": 3,
+        "width": WIDTH, "height": HEIGHT, "fps": world.fps, "latent_frames_per_chunk": 3,
         "mime": _encoder(world).mime, "format": world.format, "start_image": world.name,
     }  # fmt: skip
 
