@@ -11,14 +11,14 @@ then goes on with the session whose window is full. The link is measured in the 
 resident row's time and the bytes copied at the rate of the link.
 
 With `--device-gib` the plan decides what stays, torch refuses to take more, and the resident row comes last, without
-the bound. `--second-worker` starts one more worker on the same runtime cache, adds up what the two hold of its files,
-and fails with it. `--tiny --device cpu` checks the script.
+the bound. Where the bound does not suffice the script says what was in memory, and what the same chunks take at most
+without a bound, and fails. `--second-worker` starts one more worker on the same runtime cache,
+adds up what the two hold of its files, and fails with it. `--tiny --device cpu` checks the script.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import re
@@ -27,146 +27,26 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
-from full_size import FULL, TINY, build_runtime, open_session, provenance, run_chunks, start_worker
+from device_memory import bound_device, live_sizes, memory_gib
+from full_size import provenance, run_chunks
+from streamed_worker import Loaded, check_bits, close_session, load, plan_share, planned_gib, show_memory
 
 from offload.link import measure_link
-from offload.residency import NUM_SLOTS, LayerPart, ResidencyPlan, plan_residency
 from offload.streamed_model import Transfer, TransferWish
-from worldmodel.checkpoint.inspection import CONTEXT_BYTES
-from worldmodel.kernels.fused_layer import FusedFormat
-from worldmodel.kernels.layer_ops import PlainOps
-from worldmodel.lingbot.config import LingBotOptions
-from worldmodel.lingbot.empty_model import build_empty, open_any
-from worldmodel.lingbot.layer_parts import USES_PER_CHUNK
-from worldmodel.lingbot.streamed_layers import part_layouts
-from worldmodel.lingbot.streaming import StreamedTransformer
-from worldmodel.lingbot.transformer import LingBotTransformer
-from worldmodel.messages import CloseSession, RequestId, SessionId, StartWorker, Tick
-from worldmodel.offload_settings import OffloadSettings
-from worldmodel.runtime import Runtime
-from worldmodel.wan.precision import precision_plan
+from worldmodel.errors import TickRolledBack
 
 SHARES = (1.0, 0.75, 0.5, 0.25, 0.0)
-CHECKED_CHUNKS = 2
 RESIDENT_CHUNKS = 4
 RESIDENT_ROW = "resident"
 LONG = "long"
 HOLDING = "holding"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
-    """A runtime whose weights are streamed, and handles on them."""
-
-    runtime: Runtime
-    start: StartWorker
-    transformer: LingBotTransformer
-    streamed: StreamedTransformer
-    device: torch.device
-
-
-def load(arguments: argparse.Namespace) -> Loaded:
-    """Build the runtime that the arguments ask for, under their bound of device memory."""
-    device = torch.device(arguments.device)
-    if arguments.device_gib and device.type == "cuda":
-        bound_device(device, int(arguments.device_gib * 2**30) - CONTEXT_BYTES)
-    start = start_message(arguments)
-    runtime = build_runtime(start)
-    adapter = cast("Any", runtime)._adapter
-    streamed = adapter._transformer.weights.streamed
-    print(streamed.description, flush=True)
-    return Loaded(runtime=runtime, start=start, transformer=adapter._transformer, streamed=streamed, device=device)
-
-
-def start_message(arguments: argparse.Namespace) -> StartWorker:
-    # A small card, or one that two workers share, has room for one session and none for the text encoder.
-    is_small = bool(arguments.device_gib or arguments.second_worker)
-    return start_worker(
-        device=arguments.device,
-        precision=arguments.precision,
-        is_tiny=arguments.tiny,
-        num_sessions=1 if is_small else 2,
-        options={"text_encoder": "streamed" if is_small else "resident", **arguments.options},
-        offload=settings(arguments),
-    )
-
-
-def bound_device(device: torch.device, num_bytes: int | None) -> None:
-    """Let torch refuse to take more than these bytes of a CUDA device, or with None as much as there is."""
-    total_bytes = torch.cuda.get_device_properties(device).total_memory
-    torch.cuda.set_per_process_memory_fraction(1.0 if num_bytes is None else num_bytes / total_bytes, device)
-
-
-def settings(arguments: argparse.Namespace) -> OffloadSettings:
-    """Stream everything, except under a bound of device memory, where the plan decides."""
-    return OffloadSettings(
-        weights="streamed",
-        host=arguments.host,
-        transfer="staged" if arguments.device == "cpu" else "registered",
-        resident_bytes=None if arguments.device_gib else buffers_bytes(arguments),
-        device_bytes=int(arguments.device_gib * 2**30) if arguments.device_gib else None,
-        cache_folder=arguments.cache,
-        vae=arguments.vae,
-        camera_modulation=arguments.camera,
-        decode=arguments.decode,
-    )
-
-
-def buffers_bytes(arguments: argparse.Namespace) -> int:
-    """Return what two buffers of every part take: the smallest budget."""
-    empty = build_empty(open_any(TINY if arguments.tiny else FULL), LingBotOptions())
-    plan = precision_plan(arguments.precision)
-    is_fused = arguments.device != "cpu" or plan.quantizes_linears
-    layer_format = FusedFormat(PlainOps(), plan.linear, quantize=plan.quantizes_linears) if is_fused else None
-    layouts = part_layouts(empty.transformer.config, plan, layer_format)
-    return NUM_SLOTS * sum(layout.num_bytes for layout in layouts.values())
-
-
 # ------------------------------------------------------------ rows
-
-
-def plan_share(loaded: Loaded, share: float) -> ResidencyPlan:
-    """Keep this share of the layers' bytes on the device, buffers not counted."""
-    layouts = loaded.streamed.layers.layouts
-    parts = [
-        LayerPart(name=name, layer_bytes=layout.num_bytes, uses_per_chunk=USES_PER_CHUNK[name])
-        for name, layout in layouts.items()
-    ]
-    num_layers = loaded.streamed.layers.num_layers
-    layer_bytes = sum(part.layer_bytes for part in parts)
-    if share >= 1.0:
-        return plan_residency(parts, num_layers, None)
-    return plan_residency(parts, num_layers, int((share * num_layers + 2) * layer_bytes))
-
-
-def check_bits(loaded: Loaded, name: str) -> str:
-    """Run the first chunks of a new session; return a digest of all their outputs."""
-    digest = hashlib.sha256()
-    session = f"check-{name}"
-    for index in range(CHECKED_CHUNKS):
-        digest.update(one_chunk(loaded, session, index))
-    close_session(loaded, session)
-    return digest.hexdigest()
-
-
-def close_session(loaded: Loaded, session: str) -> None:
-    loaded.runtime.close(CloseSession(request_id=RequestId("close"), session_id=SessionId(session)))
-
-
-def one_chunk(loaded: Loaded, session: str, index: int) -> bytes:
-    """Run one chunk of a session, which chunk 0 opens; return its pixels."""
-    if index == 0:
-        open_session(loaded.runtime, loaded.start, session)
-    tick = Tick(request_id=RequestId(f"{session}-{index}"), session_id=SessionId(session), chunk_index=index)
-    started_s = time.perf_counter()
-    _, parts = loaded.runtime.tick(tick).to_host()
-    print(f"{session}: chunk {index} in {1000 * (time.perf_counter() - started_s):.1f} ms", flush=True)
-    return b"".join(bytes(part) for part in parts)
 
 
 def measure(loaded: Loaded, name: str, first_chunk: int, num_chunks: int) -> dict[str, Any]:
@@ -213,27 +93,13 @@ def run_rows(loaded: Loaded, arguments: argparse.Namespace) -> Iterator[dict[str
 
 def run_bounded(loaded: Loaded, arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Time chunks under the plan that a bound of device memory leads to, then with everything resident, unbounded."""
-    fill = num_fill_chunks(arguments)
-    # There is one place: the session of the check ends before the long one begins.
-    digest = check_bits(loaded, "bounded")
-    residency = loaded.streamed.model.residency
-    bounded = {
-        "name": f"within {arguments.device_gib:g} GiB",
-        "ms": median_ms(run_chunks(loaded.runtime, loaded.start, [LONG], 0, fill + arguments.chunks)[fill:]),
-        "digest": digest,
-        "copied_gb": residency.copied_bytes_per_chunk / 1e9,
-        "plan": residency.describe(),
-    }
-    if loaded.device.type == "cuda":
-        bounded["device_peak_gib"] = device_peak_bytes(loaded.device) / 2**30
-    yield bounded
-    if loaded.device.type == "cuda":
-        bound_device(loaded.device, None)
+    last = num_fill_chunks(arguments) + arguments.chunks
+    yield run_within(loaded, arguments, last)
+    lift_bound(loaded)
     loaded.transformer.keeps_camera = True
     loaded.streamed.rearrange(loaded.transformer, plan_share(loaded, 1.0))
-    first = fill + arguments.chunks
     # The first chunk meets memory that is not there yet.
-    rows = run_chunks(loaded.runtime, loaded.start, [LONG], first, first + RESIDENT_CHUNKS)[1:]
+    rows = run_chunks(loaded.runtime, loaded.start, [LONG], last, last + RESIDENT_CHUNKS)[1:]
     close_session(loaded, LONG)
     yield {
         "name": RESIDENT_ROW,
@@ -244,6 +110,53 @@ def run_bounded(loaded: Loaded, arguments: argparse.Namespace) -> Iterator[dict[
     }
 
 
+def run_within(loaded: Loaded, arguments: argparse.Namespace, last: int) -> dict[str, Any]:
+    """Run the chunks of the check, then `last` of the long session, and return the row of those with a full window."""
+    planned = planned_gib(loaded)
+    print(f"planned: {json.dumps(planned)}", flush=True)
+    failure = ""
+    try:
+        # There is one place: the session of the check ends before the long one begins.
+        digest = check_bits(loaded, "bounded")
+        rows = run_chunks(loaded.runtime, loaded.start, [LONG], 0, last)
+    except TickRolledBack as error:
+        failure = f"{error}: {error.__cause__}"
+        show_memory(loaded, "where it failed")
+        if loaded.device.type == "cuda":
+            # The error still holds what its chunk had made.
+            print(live_sizes(loaded.device), flush=True)
+    if failure:
+        show_need(loaded)
+        raise SystemExit(f"the bound of {arguments.device_gib:g} GiB does not suffice: {failure}")
+    residency = loaded.streamed.model.residency
+    show_memory(loaded, "after the long session")
+    return {
+        "name": f"within {arguments.device_gib:g} GiB",
+        "ms": median_ms(rows[num_fill_chunks(arguments) :]),
+        "digest": digest,
+        "copied_gb": residency.copied_bytes_per_chunk / 1e9,
+        "plan": residency.describe(),
+        "planned_gib": planned,
+        **({"memory_gib": memory_gib(loaded.device)} if loaded.device.type == "cuda" else {}),
+    }
+
+
+def show_need(loaded: Loaded) -> None:
+    """Run the chunks of the check without a bound, for what they take of the device at most."""
+    lift_bound(loaded)
+    for session in ("check-bounded", LONG):
+        close_session(loaded, session)
+    if loaded.device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(loaded.device)
+    print(f"without a bound, bits {check_bits(loaded, 'unbounded')}", flush=True)
+
+
+def lift_bound(loaded: Loaded) -> None:
+    if loaded.device.type == "cuda":
+        bound_device(loaded.device, None)
+
+
 def num_fill_chunks(arguments: argparse.Namespace) -> int:
     """Return how many chunks it takes until the window is full."""
     return 2 if arguments.tiny else 7
@@ -251,13 +164,6 @@ def num_fill_chunks(arguments: argparse.Namespace) -> int:
 
 def median_ms(rows: list[dict[str, float]]) -> float:
     return statistics.median(row["wall_ms"] for row in rows)
-
-
-def device_peak_bytes(device: torch.device) -> int:
-    """Return the most that torch has taken of the device, and what its context and libraries take beside it now."""
-    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
-    beside_bytes = total_bytes - free_bytes - torch.cuda.memory_reserved(device)
-    return torch.cuda.max_memory_reserved(device) + beside_bytes
 
 
 # ------------------------------------------------------------ a second worker
