@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.sharded_ranks import LAYOUT, NUM_LAYERS
+from tests.support.sharded_transformer import run_ranks
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -35,3 +36,18 @@ def test_ranks_keep_a_share_and_see_whole_layers(tmp_path: Path, num_ranks: int)
         assert rank["after failure"] == "RanksDisagree"
         assert rank["recovered"] is True
         assert rank["model"] is True
+
+
+def test_a_transformer_shared_out_computes_what_a_resident_one_does(tmp_path: Path) -> None:
+    """A rank that failed alone is found on all, and one that hangs is noticed by the others in bounded time."""
+    codes = run_ranks(tmp_path, 2, timeout_s=90)
+
+    assert codes == [0, 0], [file.read_text()[-2000:] for file in tmp_path.glob("*.log")]
+    ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    for found in ranks:
+        assert found["equal"] == [True, True]
+        assert found["recovered"] is True
+        assert found["after a failure"] == "RanksDisagree"
+        assert found["host_bytes"] < 0.51 * found["whole_bytes"]
+    assert sum(found["host_bytes"] for found in ranks) == ranks[0]["whole_bytes"]
+    assert json.loads((tmp_path / "0.hang.json").read_text())["error"] == "CopyFailed"

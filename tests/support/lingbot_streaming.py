@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from kvcache.cache import KVCache
+from kvcache.spec import KVSpec
 from offload.streamed_model import StreamedModel
 from tests.support.lingbot_network import SESSION, transformer_config
 from worldmodel.checkpoint.random_weights import RandomWeights
@@ -104,16 +105,21 @@ def streamed(
     return model, forward, found.model, found.description
 
 
-def kv_spec(model: LingBotTransformer):  # type: ignore[no-untyped-def]
-    return kv_geometry(model.config, model.plan, latent_height=HEIGHT, latent_width=WIDTH)
+def kv_spec(model: LingBotTransformer, height: int = HEIGHT, width: int = WIDTH) -> KVSpec:
+    return kv_geometry(model.config, model.plan, latent_height=height, latent_width=width)
 
 
-def rollout(model: LingBotTransformer, forward: Forward) -> list[torch.Tensor]:
-    """Return the flow of some chunks, the last ones past a slid window, with a prompt that changes on the way."""
-    cache = KVCache(kv_spec(model), capacity=1, device=model.device, dtype=model.plan.kv)
+def rollout(
+    model: LingBotTransformer, forward: Forward, *, height: int = HEIGHT, width: int = WIDTH
+) -> list[torch.Tensor]:
+    """Return the flow of some chunks, the last ones past a slid window, with a prompt that changes on the way.
+
+    `height` and `width` are those of latent frames.
+    """
+    cache = KVCache(kv_spec(model, height, width), capacity=1, device=model.device, dtype=model.plan.kv)
     cache.open(SESSION)
     generator = torch.Generator().manual_seed(3)
-    sizes = model.config
+    sizes, frames = model.config, model.config.latent_frames_per_chunk
 
     def draw(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator).to(model.device)
@@ -122,14 +128,14 @@ def rollout(model: LingBotTransformer, forward: Forward) -> list[torch.Tensor]:
     with torch.inference_mode():
         noisy_time, clean_time = model.time_constants(500.0), model.time_constants(0.0)
         for index in range(NUM_CHUNKS):
-            latents = draw(sizes.out_channels, FRAMES, HEIGHT, WIDTH)
-            condition = draw(sizes.in_channels - sizes.out_channels, FRAMES, HEIGHT, WIDTH)
+            latents = draw(sizes.out_channels, frames, height, width)
+            condition = draw(sizes.in_channels - sizes.out_channels, frames, height, width)
             with cache.lease(SESSION) as lease:
                 chunk = lease.begin_chunk()
                 if index != 1:
                     model.publish_text(draw(4, sizes.text_dim), chunk)
-                rays = model.project_rays(draw(sizes.camera_channels, FRAMES, HEIGHT, WIDTH))
-                inputs = model.chunk_inputs(condition, rays, index * FRAMES)
+                rays = model.project_rays(draw(sizes.camera_channels, frames, height, width))
+                inputs = model.chunk_inputs(condition, rays, index * frames)
                 for _ in range(2):
                     flows.append(forward.flow(latents, noisy_time, inputs, chunk))
                 forward.store_clean(latents, clean_time, inputs, chunk)
