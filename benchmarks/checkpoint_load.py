@@ -104,7 +104,7 @@ def _whole(plan: CheckpointPlan, name: str, folder: Path, device: torch.device, 
             marks[stage] = (marks.get(stage, (now_s, now_s))[0], now_s)
             _tell(stage)(fraction, detail)
 
-        model = load_model(folder, LingBotOptions(), precision_plan("bf16"), device, mark)
+        model = load_model(folder, LingBotOptions(), precision_plan("bf16", device=device), device, mark)
         _wait(device)
         load_s = time.perf_counter() - started_s
     finally:

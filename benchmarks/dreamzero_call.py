@@ -127,7 +127,7 @@ def build_model(model: Published, precision: str, device: torch.device) -> Loade
     sizes = read_sizes(model.head, problems)
     if sizes is None:
         raise SystemExit("; ".join(problems))
-    plan = precision_plan(precision)
+    plan = precision_plan(precision, device=device)
     modules = empty_modules(sizes)
     weights = RandomWeights(seed=0, device=device)
     fill_random(modules.transformer, weights, dtype=plan.linear, device=device)

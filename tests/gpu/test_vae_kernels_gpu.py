@@ -1,4 +1,4 @@
-"""The fused decoder against its plain form: single operations, and whole pictures in bfloat16 against float32.
+"""The fused decoder against its plain form: single operations, and whole pictures in 16 bits against float32.
 
 Run with `pytest -m gpu`; without a device these tests fail. With Triton's interpreter (TRITON_INTERPRET=1) the float32
 operations run on a CPU.
@@ -35,7 +35,7 @@ def triton_ops() -> VaeOps:
 
 
 @pytest.mark.parametrize("channels", [5, 96, 384])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 3e-3)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float16, 4e-4), (torch.bfloat16, 3e-3)])
 def test_fused_operations_equal_the_plain_ones(channels: int, dtype: torch.dtype, tolerance: float) -> None:
     check_vae_ops(triton_ops(), channels=channels, dtype=dtype, device=DEVICE, tolerance=tolerance)
 
@@ -69,19 +69,24 @@ def test_a_fused_stream_in_float32_equals_the_plain_one() -> None:
         assert (got - expected).abs().max() < 2e-4 * expected.abs().max()
 
 
-def test_bfloat16_pictures_at_full_size_stay_near_float32() -> None:
+@pytest.mark.parametrize(
+    ("dtype", "least_psnr_db", "most_levels"), [(torch.float16, 59, 2), (torch.bfloat16, 50, 5)], ids=["f16", "bf16"]
+)
+def test_pictures_in_16_bits_at_full_size_stay_near_float32(
+    dtype: torch.dtype, least_psnr_db: float, most_levels: int
+) -> None:
     """Frames are scaled so that the plain picture fills the range of pixels, as a trained decoder's does."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     plain = decode(random_vae(torch.float32, ConvPath.PLAIN, 96), NUM_FULL_SIZE, 480, 832)
-    fused = decode(random_vae(torch.bfloat16, ConvPath.FUSED, 96), NUM_FULL_SIZE, 480, 832)
+    fused = decode(random_vae(dtype, ConvPath.FUSED, 96), NUM_FULL_SIZE, 480, 832)
     for index, (got, expected) in enumerate(zip(fused, plain, strict=True)):
         scale = 1.0 / (3.0 * expected.std())
         levels = [to_rgb24(frames * scale).int() for frames in (got, expected)]
         error = (levels[0] - levels[1]).abs()
         psnr_db = 10 * torch.log10(255.0**2 / error.float().square().mean())
-        counts = [int((error == difference).sum()) for difference in range(2, 6)]
+        counts = [int((error == difference).sum()) for difference in range(1, 6)]
         print(
-            f"chunk {index}: PSNR {psnr_db:.1f} dB, largest difference {int(error.max())}; pixels by 2 to 5: {counts}"
+            f"chunk {index}: PSNR {psnr_db:.1f} dB, largest difference {int(error.max())}; pixels by 1 to 5: {counts}"
         )
-        assert psnr_db > 50
-        assert error.max() <= 5
+        assert psnr_db > least_psnr_db
+        assert error.max() <= most_levels

@@ -97,7 +97,7 @@ class GoldenRuns:
     def _vae(self) -> WanVAE:
         vae = WanVAE.from_config(load_json("vae_names.json")["diffusers_config"])
         vae.load_state_dict(tensors("vae_weights_diffusers"), strict=True)
-        vae.to(device=self.device, dtype=precision_plan(self.precision).vae)
+        vae.to(device=self.device, dtype=precision_plan(self.precision, device=torch.device(self.device)).vae)
         vae.fold_weights()
         return vae
 

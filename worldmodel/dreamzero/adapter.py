@@ -59,7 +59,8 @@ def create_adapter(config: StartWorker, progress: ProgressFn) -> DreamZeroAdapte
         check_settings(width=config.width, height=config.height, precision=config.precision)
     except RequestRefused as error:
         raise LoadFailed(error.message, code=error.code, field=error.field) from error
-    plan, device = precision_plan(config.precision), _device(config.device)
+    device = _device(config.device)
+    plan = precision_plan(config.precision, device=device, vae=options.vae_precision)
 
     def check(checkpoint: DreamZeroCheckpoint, modules: EmptyModules) -> None:
         height, width = latent_size(
@@ -135,7 +136,7 @@ class DreamZeroAdapter:
             first_chunk_media_frames=0,
             chunk_media_frames=0,
             parameters=self._model.num_parameters,
-            precision=self._transformer.plan.name,
+            precision=self._transformer.plan.description,
             attention_backend=self._acceleration.description,
             checkpoint_digest=self._model.digest,
             noise_layout="per_call",
@@ -205,12 +206,14 @@ class DreamZeroAdapter:
         first_CFYX: Tensor | None = None
         if self._restarts(prompt, pictures_CTYX.shape[1], state):
             first_CFYX, condition_CFYX = self._begin_run(pictures_CTYX, chunk)
+            observed_CFYX = first_CFYX
         else:
             condition_CFYX = state.condition_CFYX
-            self._append(pictures_CTYX, condition_CFYX, chunk)
+            observed_CFYX = self._append(pictures_CTYX, condition_CFYX, chunk)
         clock.mark()
         sample = self._predict(observation, condition_CFYX, state, chunk)
-        finite = FiniteCheck(actions=sample.action_NA, latents=sample.video_CFYX)
+        outputs = {"observed latents": observed_CFYX, "actions": sample.action_NA, "latents": sample.video_CFYX}
+        finite = FiniteCheck(outputs, vae=self._model.vae.dtype)
         clock.mark()
         commit_ms, denoise_ms = clock.durations_ms()
         latents = sample.video_CFYX if first_CFYX is None else torch.cat([first_CFYX, sample.video_CFYX], dim=1)
@@ -271,10 +274,11 @@ class DreamZeroAdapter:
         self._commit(first_CFYX, condition_CFYX, chunk)
         return first_CFYX, condition_CFYX
 
-    def _append(self, pictures_CTYX: Tensor, condition_CFYX: Tensor | None, chunk: ChunkTransaction) -> None:
-        """Commit the frames seen since the last call, in place of those it had predicted."""
-        latents_CFYX = self._model.vae.encode_clip(observation_clip(pictures_CTYX))
-        self._commit(latents_CFYX[:, -chunk.num_latent_frames :], condition_CFYX, chunk)
+    def _append(self, pictures_CTYX: Tensor, condition_CFYX: Tensor | None, chunk: ChunkTransaction) -> Tensor:
+        """Commit the frames seen since the last call, in place of those it had predicted; return their latents."""
+        latents_CFYX = self._model.vae.encode_clip(observation_clip(pictures_CTYX))[:, -chunk.num_latent_frames :]
+        self._commit(latents_CFYX, condition_CFYX, chunk)
+        return latents_CFYX
 
     def _commit(self, latents_CFYX: Tensor, condition_CFYX: Tensor | None, chunk: ChunkTransaction) -> None:
         inputs = self._frame_inputs(condition_CFYX, chunk.first_latent_frame, latents_CFYX.shape[1])

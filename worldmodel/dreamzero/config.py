@@ -13,6 +13,7 @@ from enum import StrEnum
 from worldmodel.dreamzero.embodiments import EMBODIMENTS
 from worldmodel.json_checks import JsonReader
 from worldmodel.kernels.names import AttentionChoice, LayerOperations
+from worldmodel.wan.precision_names import VaePrecision
 
 COMPUTED_STEPS = (5, 6, 7, 8, 16)
 """Of the 16 sampler steps, how many may run the network."""
@@ -45,6 +46,7 @@ class DreamZeroOptions:
     `guidance`: how far the video is pushed away from the negative branch. `shift`: how much of the steps is spent at
     high noise.
     `prompt_template`: what a prompt is put into, at `{prompt}`; None takes the robot's.
+    `vae_precision`: None takes that of the precision plan.
     """
 
     embodiment: str = "oxe_droid"
@@ -58,6 +60,7 @@ class DreamZeroOptions:
     prompt_template: str | None = None
     attention: AttentionChoice = AttentionChoice.AUTO
     layer_operations: LayerOperations = LayerOperations.AUTO
+    vae_precision: VaePrecision | None = None
 
     @classmethod
     def from_json(cls, data: bytes) -> DreamZeroOptions:
@@ -103,6 +106,9 @@ def _read_options(value: object) -> DreamZeroOptions:
         prompt_template=_template(options),
         attention=AttentionChoice(word("attention", AttentionChoice)),
         layer_operations=LayerOperations(word("layer_operations", LayerOperations)),
+        vae_precision=None
+        if options.get("vae_precision") is None
+        else VaePrecision(word("vae_precision", VaePrecision)),
     )
 
 

@@ -62,11 +62,11 @@ def inspect_dreamzero(
 ) -> Inspection:
     """Inspect a checkpoint, by default at the picture size and for the robot that it was trained for.
 
-    With a `device`, choices of `options` that cannot be had on it are problems too.
+    Without a `device` it is for any GPU; with one, choices of `options` that cannot be had on it are problems too.
 
     Raises `LoadFailed` if it cannot be understood, ValueError for a size or a precision that there isn't.
     """
-    plan = precision_plan(precision)
+    plan = precision_plan(precision, device=device, vae=None if options is None else options.vae_precision)
     checkpoint, robot = read_checkpoint(path, options or DreamZeroOptions(embodiment=_embodiment(path)))
     modules = empty_modules(checkpoint.sizes)
     trained_height, trained_width = _trained_size(checkpoint)
@@ -81,7 +81,7 @@ def inspect_dreamzero(
         digest=checkpoint.digest,
         width=width,
         height=height,
-        precision=plan.name,
+        precision=plan.description,
         components=_components(checkpoint),
         geometry=_geometry(checkpoint, robot, spec),
         memory={**weights_bytes, **session_memory(spec, cross_store="text_and_image")},

@@ -64,7 +64,7 @@ def create_adapter(config: StartWorker, progress: ProgressFn) -> LingBotAdapter:
     device = _device(config.device)
     if config.offload.streams and device.type == "cuda":
         use_growing_segments(device)
-    plan = precision_plan(config.precision)
+    plan = precision_plan(config.precision, device=device, vae=options.vae_precision)
 
     def check(network: TransformerConfig) -> None:
         kv = kv_geometry(network, plan, latent_height=config.height // PACK, latent_width=config.width // PACK)
@@ -166,7 +166,7 @@ class LingBotAdapter:
             first_chunk_media_frames=1 + factor * (self._num_frames - 1),
             chunk_media_frames=factor * self._num_frames,
             parameters=model.num_parameters,
-            precision=plan.name,
+            precision=plan.description,
             attention_backend=self._acceleration.description,
             checkpoint_digest=model.digest,
             noise_layout=options.noise_layout.value,
@@ -248,7 +248,8 @@ class LingBotAdapter:
         latents_CFYX = self._denoise(noise, condition_CFYX, camera, chunk, clock)
         frames_3THW, decoder_cache = self._decode(latents_CFYX, state)
         media = DeviceMedia(state.outputs, latents_CFYX, frames_3THW)
-        finite = FiniteCheck(latents=latents_CFYX, pictures=frames_3THW)
+        outputs = {"condition": condition_CFYX, "latents": latents_CFYX, "pictures": frames_3THW}
+        finite = FiniteCheck(outputs, vae=self._vae.dtype)
         clock.mark()
         denoise_ms, commit_ms, decode_ms = clock.durations_ms()
         return GeneratedChunk(

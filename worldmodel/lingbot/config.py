@@ -14,6 +14,7 @@ from enum import StrEnum
 
 from worldmodel.json_checks import JsonReader
 from worldmodel.kernels.names import AttentionChoice, LayerOperations
+from worldmodel.wan.precision_names import VaePrecision
 from worldmodel.wan.text_names import TextCleaning, TextPlacement
 
 OFFICIAL_WIDTH = 832
@@ -147,7 +148,8 @@ class LingBotOptions:
     below which clients may name camera folders, None for none. `recache_on_prompt`: encode the visible history anew
     under a new prompt before the chunk that brings it, instead of keeping what the old prompt made of it. That chunk
     then costs one commit forward more for each chunk in sight (at the published geometry about the work of a whole
-    chunk), and the worker reserves K/V storage of one session more.
+    chunk), and the worker reserves K/V storage of one session more. `vae_precision`: None takes that of the precision
+    plan.
     """
 
     preset: Preset | None = None
@@ -169,6 +171,7 @@ class LingBotOptions:
     recache_on_prompt: bool = False
     attention: AttentionChoice = AttentionChoice.AUTO
     layer_operations: LayerOperations = LayerOperations.AUTO
+    vae_precision: VaePrecision | None = None
 
     @classmethod
     def from_json(cls, data: bytes) -> LingBotOptions:
@@ -227,7 +230,7 @@ def _read_options(value: object) -> LingBotOptions:
         given = options.get(key)
         return None if given is None else _READER.read_integer(given, key, minimum=minimum, maximum=maximum)
 
-    placement = options.get("text_encoder")
+    placement, vae = options.get("text_encoder"), options.get("vae_precision")
     scale, shift, root = options.get("camera_scale"), options.get("flow_shift"), options.get("camera_root")
     result = LingBotOptions(
         preset=preset,
@@ -256,6 +259,7 @@ def _read_options(value: object) -> LingBotOptions:
         ),
         attention=AttentionChoice(word("attention", defaults.attention, AttentionChoice)),
         layer_operations=LayerOperations(word("layer_operations", defaults.layer_operations, LayerOperations)),
+        vae_precision=None if vae is None else VaePrecision(word("vae_precision", "", VaePrecision)),
     )
     _check_geometry(result)
     _check_noise(result)

@@ -46,16 +46,18 @@ def inspect_checkpoint(
     cards_gb: tuple[float, ...] = CARDS_GB,
     device: torch.device | None = None,
 ) -> Inspection:
-    """Inspect a checkpoint. With a `device`, choices of `options` that cannot be had on it are problems too.
+    """Inspect a checkpoint, as it is on any GPU without a `device`.
+
+    With one, choices of `options` that cannot be had on it are problems too.
 
     Raises `LoadFailed` if it cannot be understood, ValueError for a size or a precision that there isn't.
     """
     for name, pixels in (("width", width), ("height", height)):
         if pixels < TOKEN_PIXELS or pixels % TOKEN_PIXELS:
             raise ValueError(f"{name} must be a multiple of {TOKEN_PIXELS} pixels, got {pixels}")
-    plan = precision_plan(precision)
-    checkpoint = open_any(path)
     options = options or LingBotOptions()
+    plan = precision_plan(precision, device=device, vae=options.vae_precision)
+    checkpoint = open_any(path)
     empty = build_empty(checkpoint, options)
     spec = replace(
         plan_kv(
@@ -76,7 +78,7 @@ def inspect_checkpoint(
         digest=checkpoint.digest,
         width=width,
         height=height,
-        precision=plan.name,
+        precision=plan.description,
         components=_components(checkpoint, empty),
         geometry=_geometry(empty, spec, placement),
         memory={

@@ -58,7 +58,7 @@ def check_offload(start: StartWorker) -> Iterator[Check]:
         return
     expected = f"streamed weights, {start.offload.host}, {start.offload.transfer}"
     try:
-        check_settings(start.offload, precision_plan(start.precision), torch.device(start.device))
+        check_settings(start.offload, _precision(start), torch.device(start.device))
         forecast = predict(start)
     except (LoadFailed, IllegalCombination) as error:
         yield Check(status=Status.FAIL, name="offload", expected=expected, found=str(error))
@@ -80,7 +80,7 @@ def predict(start: StartWorker) -> Forecast:
         residency=residency,
         link_bytes_per_s=link,
         copy_ms=residency.copy_ms(link),
-        compute_ms=1000 * _compute_s(chunk_work(empty, kv), precision_plan(start.precision), device),
+        compute_ms=1000 * _compute_s(chunk_work(empty, kv), _precision(start), device),
     )
 
 
@@ -95,7 +95,7 @@ def streamed_needs(start: StartWorker, needs: Needs) -> Needs:
     if not start.offload.streams:
         return needs
     empty = _empty(start)
-    plan = precision_plan(start.precision)
+    plan = _precision(start)
     layouts = _layouts(empty, plan)
     buffers_bytes = 2 * sum(layout.num_bytes for layout in layouts.values())
     layers_bytes = empty.transformer.config.num_layers * buffers_bytes // 2
@@ -146,15 +146,23 @@ def _compute_s(work: ChunkWork, plan: PrecisionPlan, device: torch.device) -> fl
     return linears_s + attention_s + work.camera_flop / rate
 
 
+def _options(start: StartWorker) -> LingBotOptions:
+    return LingBotOptions.from_json(start.model_options).for_worker()
+
+
+def _precision(start: StartWorker) -> PrecisionPlan:
+    return precision_plan(start.precision, device=torch.device(start.device), vae=_options(start).vae_precision)
+
+
 def _empty(start: StartWorker) -> EmptyModel:
-    return build_empty(open_any(start.checkpoint), LingBotOptions.from_json(start.model_options).for_worker())
+    return build_empty(open_any(start.checkpoint), _options(start))
 
 
 def _kv(start: StartWorker, empty: EmptyModel) -> KVSpec:
     return plan_kv(
         empty.transformer.config,
         empty.vae,
-        precision_plan(start.precision),
+        _precision(start),
         width=start.width,
         height=start.height,
         requested_sessions=start.requested_sessions,
@@ -170,12 +178,12 @@ def _layouts(empty: EmptyModel, plan: PrecisionPlan) -> dict[str, FlatLayout]:
 
 
 def _outside_bytes(start: StartWorker, empty: EmptyModel) -> int:
-    plan, parks_vae = precision_plan(start.precision), start.offload.vae == "parked"
+    plan, parks_vae = _precision(start), start.offload.vae == "parked"
     return outside_bytes(empty.transformer, empty.vae, plan, parks_vae=parks_vae)
 
 
 def _plan(start: StartWorker, empty: EmptyModel, kv: KVSpec, free_bytes: int | None) -> ResidencyPlan:
-    plan = precision_plan(start.precision)
+    plan = _precision(start)
     numbers = DeviceNumbers(
         loaded_bytes=_outside_bytes(start, empty),
         free_bytes=free_bytes,

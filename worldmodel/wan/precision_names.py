@@ -13,3 +13,11 @@ class Precision(StrEnum):
     OFFICIAL = "official"
     FP8 = "fp8"
     FP8_KV = "fp8_kv"
+
+
+class VaePrecision(StrEnum):
+    """A number format of the VAE, in place of the one that the plan has."""
+
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+    FLOAT32 = "float32"

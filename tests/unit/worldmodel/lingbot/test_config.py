@@ -19,6 +19,7 @@ from worldmodel.lingbot.config import (
     Sampler,
     parse_options,
 )
+from worldmodel.wan.precision_names import VaePrecision
 
 INTRINSICS = {"width": 832, "height": 480, "fx": 500.0, "fy": 500.0, "cx": 416.0, "cy": 240.0}
 
@@ -58,6 +59,7 @@ def test_every_option_survives_the_round_trip() -> None:
         "recache_on_prompt": True,
         "attention": "torch_sdpa",
         "layer_operations": "plain",
+        "vae_precision": "bfloat16",
     }
     data = parse_options(table)
     options = LingBotOptions.from_json(data)
@@ -66,6 +68,7 @@ def test_every_option_survives_the_round_trip() -> None:
     assert options.flow_shift == 10.0
     assert options.camera_scale is CameraScale.CHUNK_MAX
     assert options.recache_on_prompt
+    assert options.vae_precision is VaePrecision.BFLOAT16
     assert options.noise_layout is NoiseLayout.OFFICIAL_WHOLE_CLIP
     assert options.event_timing is EventTiming.WITHIN_CHUNK
     assert (options.preset, options.noise_clip_latent_frames) == (Preset.COMMAND, 21)

@@ -51,7 +51,8 @@ def full_plan(request: pytest.FixtureRequest) -> CheckpointPlan:
 
 
 def load(folder: Path, precision: str = "fp32") -> LoadedModel:
-    return load_model(folder, LingBotOptions(), precision_plan(precision), torch.device("cpu"), lambda *_: None)
+    cpu = torch.device("cpu")
+    return load_model(folder, LingBotOptions(), precision_plan(precision, device=cpu), cpu, lambda *_: None)
 
 
 def test_the_full_transformer_has_the_published_shards(full_plan: CheckpointPlan) -> None:
