@@ -267,12 +267,17 @@ def _three_convs(x_BTHWC: Tensor, weight: Tensor, bias: Tensor) -> Callable[[], 
 def decode_parts() -> Iterator[Part]:
     """The whole VAE on a steady chunk, with random weights, by convolution path; cuDNN with and without its search."""
     latents, frames = random(1, 16, 3, 60, 104), random(1, 3, 12, 480, 832)
-    for path, searches in ((ConvPath.FOLDED, False), (ConvPath.FUSED, False), (ConvPath.FUSED, True)):
-        vae = _random_vae(path)
+    for path, dtype, searches in (
+        (ConvPath.FOLDED, torch.float16, False),
+        (ConvPath.FUSED, torch.float16, False),
+        (ConvPath.FUSED, torch.float16, True),
+        (ConvPath.FUSED, BF16, False),
+    ):
+        vae = _random_vae(path, dtype)
         torch.backends.cudnn.benchmark = searches
         _, decoder_cache = vae.decode(latents)
         _, encoder_cache = vae.encode(frames[:, :, :9])
-        name = f"{path.value}{', cuDNN searches' if searches else ''}"
+        name = f"{path.value}, {str(dtype).removeprefix('torch.')}{', cuDNN searches' if searches else ''}"
 
         def decode(vae: WanVAE = vae, cache: VAECache = decoder_cache) -> object:
             return vae.decode(latents, cache)
@@ -286,9 +291,9 @@ def decode_parts() -> Iterator[Part]:
     yield _part("decode", "YUV of 12 frames", 0, 12 * 480 * 832 * 7.5, lambda: to_yuv420(frames[0]))
 
 
-def _random_vae(path: ConvPath) -> WanVAE:
+def _random_vae(path: ConvPath, dtype: torch.dtype) -> WanVAE:
     vae = WanVAE.from_config(dict(vae_config(base_dim=96)))
-    fill_random(vae, RandomWeights(seed=5, device=DEVICE), dtype=BF16, device=DEVICE)
+    fill_random(vae, RandomWeights(seed=5, device=DEVICE), dtype=dtype, device=DEVICE)
     vae = vae.to(DEVICE)
     vae.fold_weights(path)
     return vae
