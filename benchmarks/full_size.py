@@ -154,12 +154,12 @@ def profile_chunk(
         totals.setdefault(event.name, []).append(event.time_range.end - event.time_range.start)
     ranked = sorted(totals.items(), key=lambda item: -sum(item[1]))[:num_rows]
     kernels = [{"ms": sum(us) / 1000, "calls": len(us), "kernel": name[:110]} for name, us in ranked]
-    gaps = sorted(_gaps(spans), key=lambda gap: -gap["ms"])
-    idle_ms = sum(gap["ms"] for gap in gaps)
-    return {"device_idle_ms": idle_ms, "num_kernels": len(spans), "kernels": kernels, "largest_gaps": gaps[:8]}
+    found = sorted(gaps(spans), key=lambda gap: -gap["ms"])
+    idle_ms = sum(gap["ms"] for gap in found)
+    return {"device_idle_ms": idle_ms, "num_kernels": len(spans), "kernels": kernels, "largest_gaps": found[:8]}
 
 
-def _gaps(spans: list[tuple[float, float, str]]) -> Iterator[dict[str, Any]]:
+def gaps(spans: list[tuple[float, float, str]]) -> Iterator[dict[str, Any]]:
     """Yield the times, between the first and the last of these intervals (in microseconds), that none covers."""
     spans = sorted(spans)
     first_us, end_us, _ = spans[0]
