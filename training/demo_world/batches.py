@@ -33,7 +33,8 @@ class Batch:
 
     Noisy latents, targets and noise levels hold one copy of the clip after the other. `prompts_BN` index the rows of
     `wordings_Q`, which index the list of all prompts; `weights_BN` weigh the chunks' losses, `poses_BTE` say where the
-    frames were seen from.
+    frames were seen from, `history_poses_BTE` where those of the history were, as far as `history_weights_BN` says that
+    this is known.
     """
 
     clean_BCTYX: Tensor
@@ -43,6 +44,8 @@ class Batch:
     rotations_BT33: Tensor
     translations_BT3: Tensor
     poses_BTE: Tensor
+    history_poses_BTE: Tensor
+    history_weights_BN: Tensor
     sigmas_BN: Tensor
     positions_BT: Tensor
     prompts_BN: Tensor
@@ -59,6 +62,13 @@ class _Clips:
     frames_BT: Tensor
     positions_BT: Tensor
     is_joined_B: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _History:
+    latents: Tensor
+    poses_BTE: Tensor
+    known_BN: Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,12 +105,19 @@ class Batches:
         self._num_styles = int(walks.styles_WT.max()) + 1
 
     def draw(
-        self, num_clips: int, rolled_out: RolledOut | None = None, *, num_own: int = 0, max_error: float = 0.0
+        self,
+        num_clips: int,
+        rolled_out: RolledOut | None = None,
+        *,
+        num_own: int = 0,
+        max_error: float = 0.0,
+        astray_share: float = 0.0,
     ) -> Batch:
         """Draw clips, of which the last `num_own` continue histories that the model made itself.
 
-        Other histories are true, with a little noise on them. An own history counts where it is within `max_error` of
-        the truth; what is learnt is the way back: the target stays the truth. Nothing here waits for the device.
+        Of the others, `astray_share` have a history that is a little astray, and the rest a true one; both with a
+        little noise on them. An own history counts where it is within `max_error` of the truth. What is learnt is the
+        way back: the target stays the truth. Nothing here waits for the device.
         """
         walks_B = torch.randint(0, len(self._walks), (num_clips,), device=self._device)
         most_B = torch.full((num_clips,), _MAX_OFFSET_CHUNKS, device=self._device)
@@ -112,7 +129,15 @@ class Batches:
         truth = self._latents(clips)
         strength = torch.rand(num_clips, CHUNKS, device=self._device).square() * MAX_HISTORY_NOISE
         strength = strength * (torch.rand(num_clips, 1, device=self._device) < 0.8)
-        history = truth + _by_frame(strength) * torch.randn_like(truth)
+        is_astray_B = torch.rand(num_clips, device=self._device) < astray_share
+        index = (clips.walks_B[:, None], clips.frames_BT)
+        astray = self._walks.astray_WTCYX[index].float().transpose(1, 2)
+        history = torch.where(is_astray_B.view(-1, 1, 1, 1, 1), astray, truth)
+        history = history + _by_frame(strength) * torch.randn_like(truth)
+        poses_BTE = torch.where(
+            is_astray_B.view(-1, 1, 1), self._walks.astray_poses_WTE[index], self._walks.poses_WTE[index]
+        )
+        known_BN = torch.ones(num_clips, CHUNKS - 1, device=self._device)
         weights_BN = torch.ones(num_clips, CHUNKS, device=self._device)
         if rolled_out is not None and num_own:
             frames = clips.frames_BT[-num_own:]
@@ -121,7 +146,8 @@ class Batches:
             before = torch.cat([torch.zeros_like(errors[:, :1]), errors[:, :-1]], dim=1)
             history = torch.cat([history[:-num_own], own])
             weights_BN = torch.cat([weights_BN[:-num_own], (before < max_error).float()])
-        return self._finish(clips, truth, history, weights_BN)
+            known_BN[-num_own:] = 0.0
+        return self._finish(clips, truth, _History(latents=history, poses_BTE=poses_BTE, known_BN=known_BN), weights_BN)
 
     def _draw_clips(self, walks_B: Tensor, most_B: Tensor) -> _Clips:
         """Draw where the later part of each clip begins: up to `most_B` chunks after the opening."""
@@ -142,7 +168,7 @@ class Batches:
     def _latents(self, clips: _Clips) -> Tensor:
         return self._walks.latents_WTCYX[clips.walks_B[:, None], clips.frames_BT].float().transpose(1, 2)
 
-    def _finish(self, clips: _Clips, truth: Tensor, history: Tensor, weights_BN: Tensor) -> Batch:
+    def _finish(self, clips: _Clips, truth: Tensor, history: _History, weights_BN: Tensor) -> Batch:
         num_clips, device = len(truth), self._device
         walks, index = self._walks, (clips.walks_B[:, None], clips.frames_BT)
         sigmas_BN = self._draw_sigmas(num_clips)
@@ -157,13 +183,15 @@ class Batches:
         wordings = wordings + PROMPTS_PER_STYLE * torch.arange(self._num_styles, device=device)[:, None]
         wording = torch.randint(0, WORDINGS_PER_STYLE, (num_clips, self._num_styles), device=device)
         return Batch(
-            clean_BCTYX=history[:, :, :-FRAMES_PER_CHUNK],
+            clean_BCTYX=history.latents[:, :, :-FRAMES_PER_CHUNK],
             noisy_BCTYX=(1 - sigma) * repeated + sigma * noise,
             target_BCTYX=noise - repeated,
             condition_BCTYX=torch.cat([opening, constant], dim=2),
             rotations_BT33=self._with_any_first(walks.rotations_WT33, index),
             translations_BT3=self._scale(self._with_any_first(walks.translations_WT3, index)),
             poses_BTE=walks.poses_WTE[index],
+            history_poses_BTE=history.poses_BTE,
+            history_weights_BN=history.known_BN,
             sigmas_BN=sigmas_BN,
             positions_BT=clips.positions_BT,
             prompts_BN=styles_BN * WORDINGS_PER_STYLE + wording.gather(1, styles_BN),

@@ -9,12 +9,13 @@ and columns.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from pathlib import Path
 
 import numpy as np
 import torch
 from diffusers import AutoencoderKLWan
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from training.demo_world import scene, trajectories
@@ -78,19 +79,37 @@ class Walks:
 
     `gap_W` counts the chunks left out after the opening, `styles_WT` index `STYLES`, rotations and translations are
     relative to the latent frame before, translations in units and not yet scaled; `poses_WTE` say where the frame was
-    seen from.
+    seen from. `astray_WTCYX` are the latents of the same walks gone a little astray, `astray_poses_WTE` their poses.
     """
 
     latents_WTCYX: Tensor
+    astray_WTCYX: Tensor
     conditions_WTCYX: Tensor
     rotations_WT33: Tensor
     translations_WT3: Tensor
     poses_WTE: Tensor
+    astray_poses_WTE: Tensor
     styles_WT: Tensor
     gap_W: Tensor
 
     def __len__(self) -> int:
         return len(self.gap_W)
+
+    def replace(self, first: int, others: Walks) -> None:
+        """Put other walks in the place of those from `first` on, in the same memory."""
+        for field in fields(self):
+            getattr(self, field.name)[first : first + len(others)].copy_(getattr(others, field.name))
+
+    def save(self, path: Path) -> None:
+        """Write the walks to a file, for another run on the same machine."""
+        unfinished = path.with_suffix(".unfinished")
+        save_file({field.name: getattr(self, field.name).contiguous() for field in fields(self)}, unfinished)
+        unfinished.rename(path)
+
+    @classmethod
+    def load(cls, path: Path, device: torch.device) -> Walks:
+        """Read walks that were saved."""
+        return cls(**{name: tensor.to(device) for name, tensor in load_file(path).items()})
 
 
 def relative_motion(cameras: trajectories.Cameras) -> tuple[np.ndarray, np.ndarray]:
@@ -124,37 +143,45 @@ def draw(cameras: trajectories.Cameras, styles_BT: np.ndarray, device: torch.dev
 def build_walks(
     space: LatentSpace, rng: np.random.Generator, num_walks: int, device: torch.device, *, batch: int = 64
 ) -> Walks:
-    """Plan, render and encode walks."""
+    """Plan, render and encode walks, each as it is and gone a little astray."""
     gap = np.where(rng.random(num_walks) < _CONTINUOUS_CHANCE, 0, rng.integers(1, MAX_GAP_CHUNKS + 1, num_walks))
     total = OPENING_FRAMES + FRAMES_PER_CHUNK * MAX_GAP_CHUNKS + LATER_FRAMES
     keys = trajectories.sample_keys(rng, num_walks, total)
     # The first latent frame is the start image, and does not move.
     keys[:, 0] = False
-    headings = rng.random(num_walks) * 2 * math.pi
+    headings = trajectories.sample_headings(rng, num_walks)
     cameras = trajectories.walk(keys, trajectories.sample_starts(rng, num_walks), headings)
+    both = (cameras, trajectories.astray(rng, cameras, FRAMES_PER_CHUNK))
     rotations, translations = relative_motion(cameras)
     later = OPENING_FRAMES + FRAMES_PER_CHUNK * gap[:, None] + np.arange(LATER_FRAMES)
     kept = np.concatenate([np.tile(np.arange(OPENING_FRAMES), (num_walks, 1)), later], axis=1)
     row = np.arange(num_walks)[:, None]
     styles = _sample_styles(rng, gap)
-    latents, conditions = [], []
+    latents: tuple[list[Tensor], list[Tensor]] = ([], [])
+    conditions = []
     for first in range(0, num_walks, batch):
         part = slice(first, first + batch)
-        opening = draw(_pick(cameras, row[part], kept[part, :OPENING_FRAMES]), styles[part, :OPENING_FRAMES], device)
         # Four latent frames more in front, whose latents are dropped: the causal encoder looks back.
         lead = np.concatenate([later[part, :1] - np.arange(4, 0, -1), later[part]], axis=1)
         before = np.where(gap[part, None] == 0, styles[part, 5:9], styles[part, 9:10])
         lead_styles = np.concatenate([before, styles[part, OPENING_FRAMES:]], axis=1)
-        following = draw(_pick(cameras, row[part], lead), lead_styles, device)
-        encoded = [space.encode(opening), space.encode(following)[:, :, 4:]]
-        latents.append(torch.cat(encoded, dim=2).transpose(1, 2).bfloat16())
-        conditions.append(space.opening_condition(opening[:, 0]).transpose(1, 2).bfloat16())
+        for index, seen_from in enumerate(both):
+            at_first = _pick(seen_from, row[part], kept[part, :OPENING_FRAMES])
+            opening = draw(at_first, styles[part, :OPENING_FRAMES], device)
+            following = draw(_pick(seen_from, row[part], lead), lead_styles, device)
+            encoded = [space.encode(opening), space.encode(following)[:, :, 4:]]
+            latents[index].append(torch.cat(encoded, dim=2).transpose(1, 2).bfloat16())
+            if index == 0:
+                conditions.append(space.opening_condition(opening[:, 0]).transpose(1, 2).bfloat16())
+    poses = [torch.from_numpy(pose_features(_pick(seen_from, row, kept))).to(device) for seen_from in both]
     return Walks(
-        latents_WTCYX=torch.cat(latents),
+        latents_WTCYX=torch.cat(latents[0]),
+        astray_WTCYX=torch.cat(latents[1]),
         conditions_WTCYX=torch.cat(conditions),
         rotations_WT33=torch.from_numpy(rotations[row, kept]).to(device),
         translations_WT3=torch.from_numpy(translations[row, kept]).to(device),
-        poses_WTE=torch.from_numpy(pose_features(_pick(cameras, row, kept))).to(device),
+        poses_WTE=poses[0],
+        astray_poses_WTE=poses[1],
         styles_WT=torch.from_numpy(styles).to(device),
         gap_W=torch.from_numpy(gap).to(device),
     )

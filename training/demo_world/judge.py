@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,7 +109,8 @@ class Judge:
         keys = np.zeros((sessions, chunks * FRAMES_PER_CHUNK, len(trajectories.KEYS)), bool)
         for session, keys_TK in enumerate(keys):
             keys_TK[1 : steps + 1, trajectories.KEYS.index("jl"[session % 2])] = True
-        cameras = trajectories.walk(keys, trajectories.sample_starts(rng, sessions), rng.random(sessions) * 2 * math.pi)
+        starts = trajectories.sample_starts(rng, sessions)
+        cameras = trajectories.walk(keys, starts, trajectories.sample_headings(rng, sessions))
         styles_EN = np.repeat(rng.integers(0, len(scene.STYLES), sessions)[:, None], chunks, axis=1)
         return self._last_db(cameras, styles_EN, 1)
 
@@ -147,7 +147,8 @@ def _random_scripts(rng: np.random.Generator, sessions: int, chunks: int) -> tup
     keys = trajectories.sample_keys(rng, sessions, chunks * FRAMES_PER_CHUNK)
     # The first latent frame is the start image, and does not move.
     keys[:, 0] = False
-    cameras = trajectories.walk(keys, trajectories.sample_starts(rng, sessions), rng.random(sessions) * 2 * math.pi)
+    starts = trajectories.sample_starts(rng, sessions)
+    cameras = trajectories.walk(keys, starts, trajectories.sample_headings(rng, sessions))
     styles = np.repeat(rng.integers(0, len(scene.STYLES), sessions)[:, None], chunks, axis=1)
     for session in range(sessions // 2, sessions):
         for chunk in range(1, chunks):

@@ -1,7 +1,8 @@
 """Where a frame was seen from, as numbers that a linear layer can predict; a lesson of the training, not of the model.
 
 The world is periodic, so that positions and headings are angles. A network that can tell its pose halfway up knows
-where it is; what it draws follows.
+where it is; what it draws follows. Headings of walks are whole steps of a key, so that how far one is off them says how
+far to turn back.
 
 Shape suffixes: T latent frames, E pose features.
 """
@@ -17,18 +18,29 @@ from torch import Tensor, nn
 
 from training.demo_world.scene import PERIOD_M
 from training.demo_world.trajectories import METRES_PER_UNIT, Cameras
-from worldmodel.lingbot.poses import MAX_PITCH_RAD
+from worldmodel.lingbot.poses import MAX_PITCH_RAD, YAW_STEP_RAD
 
-HARMONICS = (1, 2, 3, 4)
-NUM_FEATURES = 3 * 2 * len(HARMONICS) + 1
+HARMONICS = (1, 2, 3, 4, 8)
+HEADING_HARMONICS = (*HARMONICS, 15, 30)
+NUM_FEATURES = 2 * (2 * len(HARMONICS) + len(HEADING_HARMONICS)) + 2
+_LARGEST_OFF = 4.5
+"""What half a step of a key off the whole steps counts as: as much as the waves of the heading together."""
 
 
 def pose_features(cameras: Cameras) -> npt.NDArray[np.float32]:
-    """Return [..., T, E] within [-1, 1]: sines and cosines of x, z and heading at some harmonics, then the pitch."""
+    """Return [..., T, E]: sines and cosines of x, z and heading at some harmonics, the pitch, and the heading's rest.
+
+    The rest is what the heading is off the nearest whole step of a key, in units of half a step times `_LARGEST_OFF`.
+    """
     turns = 2 * math.pi / PERIOD_M * METRES_PER_UNIT
-    angles = (turns * cameras.position[..., 0], turns * cameras.position[..., 1], cameras.yaw)
-    columns = [wave(k * angle) for angle in angles for k in HARMONICS for wave in (np.sin, np.cos)]
-    return np.stack([*columns, cameras.pitch / MAX_PITCH_RAD], axis=-1).astype(np.float32)
+    angles = (
+        *((turns * cameras.position[..., axis], HARMONICS) for axis in (0, 1)),
+        (cameras.yaw, HEADING_HARMONICS),
+    )
+    columns = [wave(k * angle) for angle, harmonics in angles for k in harmonics for wave in (np.sin, np.cos)]
+    steps = cameras.yaw / YAW_STEP_RAD
+    rest = 2 * _LARGEST_OFF * (steps - np.round(steps))
+    return np.stack([*columns, cameras.pitch / MAX_PITCH_RAD, rest], axis=-1).astype(np.float32)
 
 
 class PoseHeads(nn.Module):

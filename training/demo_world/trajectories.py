@@ -36,6 +36,12 @@ _LONG_TURN_CHANCE = 0.12
 _LOOK_CHANCE = 0.12
 _MAX_LOOK_STEPS = 6
 
+MAX_ASTRAY_YAW_RAD, MAX_ASTRAY_PITCH_RAD = np.radians(2.0), np.radians(1.0)
+"""How far `astray` turns cameras: well below half a step of a key, so that the true direction is the nearest one."""
+_ASTRAY_M = 0.02
+_WANDER = 0.3
+"""Standard deviation of a wandering camera's turn from one chunk to the next, over the largest."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cameras:
@@ -106,6 +112,36 @@ def walk(keys_BTK: Bools, start_B2: Float64, yaw_B: Float64, pitch_B: Float64 | 
     return cameras
 
 
+def astray(rng: np.random.Generator, cameras: Cameras, frames_per_chunk: int) -> Cameras:
+    """Return the walks as a model shows them that is a little off, by other amounts in each chunk.
+
+    In one half of the walks headings and pitches of a chunk are off by draws of their own, in the other they wander
+    from chunk to chunk. Places are off by draws of their own, a few centimetres. The first latent frame is the start
+    image, and as it was.
+    """
+    num_walks, num_frames = cameras.yaw.shape
+    shape = (num_walks, -(-num_frames // frames_per_chunk))
+    wanders = rng.random((num_walks, 1)) < 0.5
+
+    def off(values_BN: Float64) -> Float64:
+        by_frame = np.repeat(values_BN, frames_per_chunk, axis=1)[:, :num_frames]
+        by_frame[:, 0] = 0.0
+        return by_frame
+
+    def turns() -> Float64:
+        wandering = rng.uniform(-1, 1, (num_walks, 1)) + np.cumsum(rng.normal(0, _WANDER, shape), axis=1)
+        # A walk between two walls, at -1 and 1.
+        folded = np.abs(np.mod(wandering + 1, 4) - 2) - 1
+        return off(np.where(wanders, folded, rng.uniform(-1, 1, shape)))
+
+    moved = np.stack([off(rng.normal(0, _ASTRAY_M / METRES_PER_UNIT, shape)) for _ in range(2)], axis=-1)
+    return Cameras(
+        position=cameras.position + moved,
+        yaw=cameras.yaw + MAX_ASTRAY_YAW_RAD * turns(),
+        pitch=cameras.pitch + MAX_ASTRAY_PITCH_RAD * turns(),
+    )
+
+
 def rotations(yaw: Float64, pitch: Float64) -> Float64:
     """Return camera-to-world rotations [..., 3, 3]: the heading about y after the pitch about x."""
     c, s, cp, sp = np.cos(yaw), np.sin(yaw), np.cos(pitch), np.sin(pitch)
@@ -150,3 +186,12 @@ def sample_starts(rng: np.random.Generator, num_walks: int) -> Float64:
         if not blocked.any():
             return starts / METRES_PER_UNIT
         starts[blocked] = rng.random((int(blocked.sum()), 2)) * PERIOD_M
+
+
+def sample_headings(rng: np.random.Generator, num_walks: int) -> Float64:
+    """Draw headings [B] in radians to start with, whole steps of a turning key from north.
+
+    As keys turn by whole steps, all headings of such a walk are whole steps, and one that is a little off is known to
+    be wrong.
+    """
+    return rng.integers(0, round(2 * np.pi / YAW_STEP_RAD), num_walks) * YAW_STEP_RAD

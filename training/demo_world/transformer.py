@@ -3,8 +3,9 @@
     python -m training.demo_world.transformer --out RUN --vae VAE_FOLDER --seconds 500 [--resume CHECKPOINT]
     torchrun --nproc-per-node 2 -m training.demo_world.transformer ... --resume RUN --own-from 0.5 --decay 0.3
 
-Chunks are predicted after their true history; from `--own-from` on, a share of the clips continue histories that the
-model made itself, as long as they are close to the truth, and learn the way back to it. Under torchrun every process
+Chunks are predicted after their true history, or after one that is a little astray and teaches the way back; from
+`--own-from` on, a share of the clips continue histories that the model made itself, as long as they are close to the
+truth. Under torchrun every process
 walks, learns and rolls out for itself, and gradients are averaged. A run starts from the averaged weights of the one
 before; the optimiser warms up again.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import time
 from pathlib import Path
@@ -45,6 +47,7 @@ WARM_UP_STEPS = 100
 AGREE_EVERY = 20
 """Steps between two looks at the clock, which make the host wait for the device."""
 ROLL_OUT_EVERY = 60
+RENEWED_WALKS = 64
 POSE_WEIGHT = 0.1
 
 
@@ -71,11 +74,13 @@ def loss_of(clips: Clips, model: DemoModel, prompts: PromptTable, batch: Batch) 
     flow, (after_history, after_chunk) = clips.flow(clean, noisy, inputs)
     squared = (flow - batch.target_BCTYX).square().mean(dim=(1, 3, 4)).unflatten(1, (-1, FRAMES_PER_CHUNK)).mean(-1)
     poses = batch.poses_BTE.unflatten(1, (CHUNKS, FRAMES_PER_CHUNK))
+    before = batch.history_poses_BTE.unflatten(1, (CHUNKS, FRAMES_PER_CHUNK))[:, :-1]
     tokens = (FRAMES_PER_CHUNK, -1)
-    history = model.poses.errors(0, after_history[:, : CHUNKS - 1].unflatten(2, tokens), poses[:, :-1])
+    history = model.poses.errors(0, after_history[:, : CHUNKS - 1].unflatten(2, tokens), before)
     drawn = model.poses.errors(1, after_chunk[:, CHUNKS - 1 :].unflatten(2, tokens), poses.repeat(1, num_copies, 1, 1))
     of_flow = _weighted(squared, weights)
-    of_history, of_drawn = _weighted(history.mean(-1), batch.weights_BN[:, 1:]), _weighted(drawn.mean(-1), weights)
+    of_history = _weighted(history.mean(-1), batch.history_weights_BN)
+    of_drawn = _weighted(drawn.mean(-1), weights)
     at_noise = _weighted(squared, weights * (batch.sigmas_BN == 1.0))
     loss = of_flow + POSE_WEIGHT * (of_history + of_drawn)
     return loss, torch.stack([of_flow, at_noise, of_history, of_drawn])
@@ -91,11 +96,46 @@ def learning_rate_at(peak: float, step: int, progress: float, decay: float, floo
     return peak * min(1.0, (step + 1) / WARM_UP_STEPS) * (floor + (1 - floor) * max(0.0, falling))
 
 
+class Clock:
+    """How long a run has been training, by the first process's clock in all of them; before `start` no time passes.
+
+    The run is `seconds` long, or ends at `until` in seconds since 1970.
+    """
+
+    def __init__(self, seconds: float | None, until: float | None, device: torch.device) -> None:
+        self._seconds, self._until, self._device = seconds, until, device
+        self._started: float | None = None
+        self.total_s = 1.0
+        self.elapsed_s = 0.0
+
+    @property
+    def progress(self) -> float:
+        """The share of the run that is over."""
+        return self.elapsed_s / self.total_s
+
+    def start(self) -> None:
+        """Begin to count; waits for the device."""
+        self._started = time.time()
+        self.total_s = self._agreed(max(1.0, self._until - self._started) if self._seconds is None else self._seconds)
+
+    def read(self) -> None:
+        """Find out what time it is; waits for the device."""
+        if self._started is not None:
+            self.elapsed_s = self._agreed(time.time() - self._started)
+
+    def _agreed(self, value: float) -> float:
+        number = torch.tensor(value, device=self._device)
+        if distributed.is_initialized():
+            distributed.broadcast(number, 0)
+        return float(number.item())
+
+
 class Run:
     """A training run of one process. Only the first process writes and reports."""
 
     def __init__(self, arguments: argparse.Namespace, device: torch.device, rank: int) -> None:
         self.arguments, self.device, self.is_first = arguments, device, rank == 0
+        self.clock = Clock(arguments.seconds, arguments.until, device)
         torch.manual_seed(arguments.seed)
         vae = AutoencoderKLWan.from_pretrained(arguments.vae, torch_dtype=torch.float32).to(device)
         self.space = LatentSpace(trainable(vae))
@@ -125,12 +165,32 @@ class Run:
         torch.manual_seed(1000 * arguments.seed + rank)
         self.fixed_condition = self.space.fixed_condition(scene.HEIGHT, scene.WIDTH, device)
         began = time.monotonic()
-        rng = np.random.default_rng([arguments.seed, rank])
-        self.walks: Walks = build_walks(self.space, rng, arguments.walks, device)
+        self._rng = np.random.default_rng([arguments.seed, rank])
+        self.walks = self._first_walks(rank)
         if device.type == "cuda":
             torch.cuda.synchronize()
         self.say(f"{len(self.walks)} walks a process in {time.monotonic() - began:.0f} s")
+        self._next_walk = 0
         self.batches = Batches(self.walks, self.fixed_condition, SIGMAS, num_copies=arguments.copies)
+
+    def _first_walks(self, rank: int) -> Walks:
+        """Read the walks that an earlier run left, or build them."""
+        arguments = self.arguments
+        kept = None if arguments.keep_walks is None else Path(f"{arguments.keep_walks}.{rank}.safetensors")
+        if kept is not None and kept.exists():
+            return Walks.load(kept, self.device)
+        walks = build_walks(self.space, self._rng, arguments.walks, self.device)
+        if kept is not None:
+            walks.save(kept)
+        return walks
+
+    def _renew_walks(self) -> None:
+        """Put new walks in the place of the oldest ones."""
+        num_walks = len(self.walks)
+        self._next_walk %= num_walks
+        count = min(RENEWED_WALKS, num_walks - self._next_walk)
+        self.walks.replace(self._next_walk, build_walks(self.space, self._rng, count, self.device))
+        self._next_walk += count
 
     def say(self, text: str) -> None:
         if self.is_first:
@@ -139,40 +199,43 @@ class Run:
     def train(self) -> None:
         """Take steps until the time is over; all processes take equally many."""
         arguments, rolled_out = self.arguments, None
-        began, started, next_look = time.monotonic(), None, 0.0
-        progress, step = 0.0, 0
+        clock, began, step = self.clock, time.monotonic(), 0
+        next_look_s, next_renewal_s = 0.0, math.inf if arguments.renew_s is None else arguments.renew_s
         while True:
-            if step % AGREE_EVERY == 0 and started is not None:
-                progress = self._agreed((time.monotonic() - started) / arguments.seconds)
-                if progress >= 1:
+            if step and step % AGREE_EVERY == 0:
+                clock.read()
+                if clock.progress >= 1:
                     return
-                if progress >= next_look:
-                    self._look(step, time.monotonic() - started)
-                    next_look += arguments.look_s / arguments.seconds
-            if progress >= arguments.own_from and step % ROLL_OUT_EVERY == 0:
+                if clock.elapsed_s >= next_look_s:
+                    self._look(step, clock.elapsed_s)
+                    next_look_s += arguments.look_s
+            if step % ROLL_OUT_EVERY == 0 and clock.elapsed_s >= next_renewal_s:
+                # Rollouts belong to the walks that they were made of, so that both change together.
+                self._renew_walks()
+                next_renewal_s, rolled_out = next_renewal_s + arguments.renew_s, None
+            if clock.progress >= arguments.own_from and step % ROLL_OUT_EVERY == 0:
                 rolled_out = self._roll_out(arguments.sessions, arguments.horizon)
             num_own = round(arguments.own_share * arguments.clips)
-            batch = self.batches.draw(arguments.clips, rolled_out, num_own=num_own, max_error=arguments.max_error)
-            rate = learning_rate_at(arguments.peak, step, progress, arguments.decay, arguments.floor)
+            batch = self.batches.draw(
+                arguments.clips,
+                rolled_out,
+                num_own=num_own,
+                max_error=arguments.max_error,
+                astray_share=arguments.astray_share,
+            )
+            rate = learning_rate_at(arguments.peak, step, clock.progress, arguments.decay, arguments.floor)
             watched = self.stepper.step(batch, rate)
             step += 1
             if step == 5:
                 watched.tolist()
-                started = time.monotonic()
-                self.say(f"first steps after {started - began:.0f} s")
-            if step % 200 == 0 and started is not None:
-                steps_per_s = step / (time.monotonic() - started)
+                clock.start()
+                self.say(f"first steps after {time.monotonic() - began:.0f} s, {clock.total_s:.0f} s to go")
+            if step % 200 == 0:
+                steps_per_s = step / max(1.0, clock.elapsed_s)
                 numbers = "  ".join(f"{value:.4f}" for value in watched.tolist())
                 self.say(f"step {step}  flow, at noise, poses: {numbers}  {steps_per_s:.2f} steps/s")
             if arguments.smoke and step == 5:
                 return
-
-    def _agreed(self, value: float) -> float:
-        """Return the first process's value in all of them; waits for the device."""
-        number = torch.tensor(value, device=self.device)
-        if distributed.is_initialized():
-            distributed.broadcast(number, 0)
-        return float(number.item())
 
     def _look(self, step: int, seconds: float) -> None:
         """Say how a closed loop is doing, and save what there is."""
@@ -209,7 +272,7 @@ class Run:
         with torch.autocast(self.device.type, torch.bfloat16):
             judge = Judge(self.network, self.prompts, self.space, self.fixed_condition)
             judged = judge.report(arguments.out / "closed_loop.png", is_short=arguments.smoke)
-        report = {"steps": self.optimizer.num_steps, "seconds": arguments.seconds, **judged}
+        report = {"steps": self.optimizer.num_steps, "seconds": round(self.clock.elapsed_s), **judged}
         (arguments.out / "report.json").write_text(json.dumps(report, indent=2) + "\n")
         print(json.dumps(report), flush=True)
 
@@ -218,7 +281,9 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train the demo world's transformer for a bounded time.")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--vae", type=Path, required=True, help="diffusers folder of the trained VAE")
-    parser.add_argument("--seconds", type=float, required=True, help="training time; data and evaluation not counted")
+    duration = parser.add_mutually_exclusive_group(required=True)
+    duration.add_argument("--seconds", type=float, help="training time; data and evaluation not counted")
+    duration.add_argument("--until", type=float, help="when training ends, seconds since 1970; evaluation not counted")
     parser.add_argument("--resume", type=Path, help="--out of an earlier run, or a checkpoint; it may lack last layers")
     parser.add_argument("--poses", type=Path, help="poses.safetensors of that run, where it lies elsewhere")
     parser.add_argument("--peak", type=float, default=2e-3, help="learning rate")
@@ -226,6 +291,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--floor", type=float, default=0.02, help="last learning rate over the peak")
     parser.add_argument("--ema", type=float, default=0.998, help="decay of the weights' average, a step")
     parser.add_argument("--walks", type=int, default=2048, help="walks a process")
+    parser.add_argument("--keep-walks", type=Path, help="where to leave the first walks, or to take those left there")
+    parser.add_argument(
+        "--renew-s", type=float, help="seconds after which some walks give way to new ones, again and again"
+    )
+    parser.add_argument("--astray-share", type=float, default=0.6, help="other clips whose history is a little astray")
     parser.add_argument("--clips", type=int, default=24, help="clips a step and process")
     parser.add_argument("--copies", type=int, default=2, help="noisy copies of each clip")
     parser.add_argument("--own-from", type=float, default=2.0, help="progress, 0 to 1, from which histories are own")

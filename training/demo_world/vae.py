@@ -1,6 +1,6 @@
 """Train the demo world's video VAE: rendered walks in, `AutoencoderKLWan` weights in the diffusers layout out.
 
-    python -m training.demo_world.vae --out RUN --seconds 400 [--start VAE_FOLDER | --resume RUN]
+    python -m training.demo_world.vae --out RUN --seconds 400 [--start VAE_FOLDER | --resume RUN] [--decoder-only]
 
 A run is bounded by time and leaves everything a later one needs to go on. Two clip lengths alternate: short ones for
 variety, long ones because the causal decoder looks back about 18 latent frames and drifts in colour if it never saw
@@ -40,11 +40,11 @@ CONFIG = {
     "temperal_downsample": [False, True, True],
     "dropout": 0.0,
 }
-PEAK_LEARNING_RATE = 1.2e-3
 WARM_UP_STEPS = 300
 EMA_DECAY = 0.999
+SQUARED_WEIGHT = 4.0
 KL_WEIGHT = 1e-4
-MAX_LATENT_NOISE = 0.08
+MAX_LATENT_NOISE, MAX_DECODER_NOISE = 0.08, 0.04
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,32 +159,41 @@ def _edges_l1(difference: Tensor) -> Tensor:
     return across.abs().mean() + down.abs().mean()
 
 
-def loss_of(vae: AutoencoderKLWan, clips: Tensor) -> tuple[Tensor, Tensor]:
+def loss_of(vae: AutoencoderKLWan, clips: Tensor, *, decoder_only: bool = False) -> tuple[Tensor, Tensor]:
     """Return the loss and the mean squared error of a batch in [-1, 1].
 
-    The decoder sees posterior samples with up to `MAX_LATENT_NOISE` of the latents' spread added, so that it forgives
-    what a generator gets slightly wrong.
+    The decoder sees posterior samples, or means if it learns alone, with up to `MAX_LATENT_NOISE` or
+    `MAX_DECODER_NOISE` of the latents' spread added, so that it forgives what a generator gets slightly wrong.
     """
     with torch.autocast(clips.device.type, torch.bfloat16, cache_enabled=False):
-        mean, log_variance = encode(vae, clips).float().chunk(2, dim=1)
+        with torch.set_grad_enabled(not decoder_only):
+            mean, log_variance = encode(vae, clips).float().chunk(2, dim=1)
         log_variance = log_variance.clamp(-20, 4)
-        latents = mean + torch.exp(0.5 * log_variance) * torch.randn_like(mean)
-        amount = MAX_LATENT_NOISE * torch.rand(len(clips), 1, 1, 1, 1, device=clips.device)
-        latents = latents + torch.randn_like(latents) * mean.detach().std() * amount
+        latents = mean if decoder_only else mean + torch.exp(0.5 * log_variance) * torch.randn_like(mean)
+        amount = torch.rand(len(clips), 1, 1, 1, 1, device=clips.device) * mean.detach().std()
+        amount = amount * (MAX_DECODER_NOISE if decoder_only else MAX_LATENT_NOISE)
+        latents = latents + torch.randn_like(latents) * amount
         difference = decode(vae, latents).float() - clips
     squared = difference.square().mean()
     blurred = F.avg_pool3d(difference, (1, 4, 4)).abs().mean()
     divergence = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).mean()
-    loss = difference.abs().mean() + 2.0 * squared + 0.5 * _edges_l1(difference) + 0.5 * blurred
+    loss = difference.abs().mean() + SQUARED_WEIGHT * squared + 0.5 * _edges_l1(difference) + 0.5 * blurred
     return loss + KL_WEIGHT * divergence, squared.detach()
 
 
 class Trainer:
-    """Weights, optimiser and moving average; on CUDA each clip length is one captured graph."""
+    """Weights, optimiser and moving average; on CUDA each clip length is one captured graph.
 
-    def __init__(self, vae: AutoencoderKLWan, pools: list[ClipPool]) -> None:
-        self.vae, self.pools = vae, pools
-        self.parameters = list(vae.parameters())
+    The decoder alone learns if `decoder_only`: latents stay what they are to whoever has learnt them.
+    """
+
+    def __init__(self, vae: AutoencoderKLWan, pools: list[ClipPool], *, decoder_only: bool = False) -> None:
+        self.vae, self.pools, self._decoder_only = vae, pools, decoder_only
+        if decoder_only:
+            vae.encoder.requires_grad_(False)
+            vae.quant_conv.requires_grad_(False)
+        self.names = [name for name, parameter in vae.named_parameters() if parameter.requires_grad]
+        self.parameters = [parameter for parameter in vae.parameters() if parameter.requires_grad]
         device = self.parameters[0].device
         self.learning_rate = torch.tensor(1e-5, device=device)
         on_cuda = device.type == "cuda"
@@ -197,7 +206,7 @@ class Trainer:
 
     def _compute(self, clips: Tensor) -> Tensor:
         self.optimizer.zero_grad(set_to_none=False)
-        loss, squared = loss_of(self.vae, clips)
+        loss, squared = loss_of(self.vae, clips, decoder_only=self._decoder_only)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
         self.optimizer.step()
@@ -232,36 +241,28 @@ class Trainer:
         graph.replay()
         return squared
 
-    # The optimiser's state and the raw weights, in files small enough for a repository or a slow link.
-
     def save(self, folder: Path) -> None:
-        names = [name for name, _ in self.vae.named_parameters()]
-        state = self.optimizer.state
-        parts = {
-            "weights": self.parameters,
-            "first_moment": [state[parameter]["exp_avg"] for parameter in self.parameters],
-            "second_moment": [state[parameter]["exp_avg_sq"] for parameter in self.parameters],
-            "average": self.average,
-        }
-        for part, tensors in parts.items():
-            content = {n: t.detach().float().cpu().contiguous() for n, t in zip(names, tensors, strict=True)}
+        """Write weights and the optimiser's state, in files small enough for a repository or a slow link."""
+        for part, tensors in self._state().items():
+            content = {n: t.detach().float().cpu().contiguous() for n, t in zip(self.names, tensors, strict=True)}
             save_file(content, folder / f"{part}.safetensors")
 
     def restore(self, folder: Path) -> None:
         """Load what `save` wrote, in place, so that captured graphs stay valid."""
-        names = [name for name, _ in self.vae.named_parameters()]
+        with torch.no_grad():
+            for part, tensors in self._state().items():
+                content = load_file(folder / f"{part}.safetensors")
+                for name, tensor in zip(self.names, tensors, strict=True):
+                    tensor.copy_(content[name])
+
+    def _state(self) -> dict[str, list[Tensor]]:
         state = self.optimizer.state
-        targets = {
+        return {
             "weights": self.parameters,
             "first_moment": [state[parameter]["exp_avg"] for parameter in self.parameters],
             "second_moment": [state[parameter]["exp_avg_sq"] for parameter in self.parameters],
             "average": self.average,
         }
-        with torch.no_grad():
-            for part, tensors in targets.items():
-                content = load_file(folder / f"{part}.safetensors")
-                for name, tensor in zip(names, tensors, strict=True):
-                    tensor.copy_(content[name])
 
 
 # ---------------------------------------------------------------- evaluation and export
@@ -299,14 +300,21 @@ def contact_sheet(truth: Tensor, decoded: Tensor, columns: int = 10) -> Image.Im
     return Image.fromarray(np.concatenate(rows, axis=0))
 
 
-def export(trainer: Trainer, folder: Path, held_out: ClipPool, num_clips: int) -> dict[str, object]:
-    """Write the averaged weights as a diffusers VAE folder (bfloat16) and return their evaluation."""
+def export(
+    trainer: Trainer, folder: Path, held_out: ClipPool, num_clips: int, latents: dict[str, list[float]] | None = None
+) -> dict[str, object]:
+    """Write the averaged weights as a diffusers VAE folder (bfloat16) and return their evaluation.
+
+    `latents` are mean and standard deviation to keep; without, those that were found are written.
+    """
     vae = trainable(copy.deepcopy(strip(trainer.vae)))
+    parameters = dict(vae.named_parameters())
     with torch.no_grad():
-        for parameter, average in zip(vae.parameters(), trainer.average, strict=True):
-            parameter.copy_(average.bfloat16())
+        for name, average in zip(trainer.names, trainer.average, strict=True):
+            parameters[name].copy_(average.bfloat16())
     report = evaluate(vae, held_out, num_clips)
     report.pop("sheet").save(folder / "vae.png")
+    report |= latents or {}
     final = AutoencoderKLWan(**CONFIG, latents_mean=report["latents_mean"], latents_std=report["latents_std"])
     final.load_state_dict(vae.state_dict())
     final.to(torch.bfloat16).save_pretrained(folder / "vae")
@@ -323,9 +331,9 @@ def strip(vae: AutoencoderKLWan) -> AutoencoderKLWan:
 # ---------------------------------------------------------------- the run
 
 
-def learning_rate_at(step: int, progress: float) -> float:
+def learning_rate_at(peak: float, step: int, progress: float) -> float:
     """Warm up over steps, then a cosine over the run's time, 0 to 1."""
-    return PEAK_LEARNING_RATE * min(1.0, (step + 1) / WARM_UP_STEPS) * (0.5 + 0.5 * math.cos(math.pi * progress)) + 5e-6
+    return peak * min(1.0, (step + 1) / WARM_UP_STEPS) * (0.5 + 0.5 * math.cos(math.pi * progress)) + 5e-6
 
 
 def main() -> None:
@@ -334,9 +342,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, required=True, help="training time, set-up not counted")
     parser.add_argument("--start", type=Path, help="diffusers VAE folder to start from")
     parser.add_argument("--resume", type=Path, help="--out of an earlier run to go on from")
+    parser.add_argument("--decoder-only", action="store_true", help="leave encoder and latents as --start has them")
+    parser.add_argument("--peak", type=float, default=1.2e-3, help="learning rate")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--smoke", action="store_true", help="tiny clips and two steps, to try the program on a CPU")
     arguments = parser.parse_args()
+    if arguments.decoder_only and arguments.start is None:
+        parser.error("--decoder-only needs --start, the VAE whose encoder and latents stay")
     arguments.out.mkdir(parents=True, exist_ok=True)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(arguments.seed)
@@ -344,9 +356,12 @@ def main() -> None:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     rng = np.random.default_rng(arguments.seed)
 
-    vae = AutoencoderKLWan(**CONFIG)
+    vae, latents = AutoencoderKLWan(**CONFIG), None
     if arguments.start is not None:
-        vae.load_state_dict(AutoencoderKLWan.from_pretrained(arguments.start, torch_dtype=torch.float32).state_dict())
+        first = AutoencoderKLWan.from_pretrained(arguments.start, torch_dtype=torch.float32)
+        vae.load_state_dict(first.state_dict())
+        if arguments.decoder_only:
+            latents = {name: list(first.config[name]) for name in ("latents_mean", "latents_std")}
     trainable(vae.to(device))
     if arguments.smoke:
         pools = [make_pool(rng, device, walks=4, latent_frames=2, switch_chance=0.5, clips=1)]
@@ -357,14 +372,14 @@ def main() -> None:
             make_pool(rng, device, walks=4000, latent_frames=13, switch_chance=0.5, clips=2),
         ]
         held_out = make_pool(rng, device, walks=96, latent_frames=21, switch_chance=0.0, clips=1)
-    trainer = Trainer(vae, pools)
+    trainer = Trainer(vae, pools, decoder_only=arguments.decoder_only)
     if arguments.resume is not None:
         trainer.restore(arguments.resume)
     print(f"{sum(p.numel() for p in vae.parameters()) / 1e6:.2f} M parameters on {device}", flush=True)
 
     started = time.monotonic()
     while (progress := (time.monotonic() - started) / arguments.seconds) < 1:
-        squared = trainer.step(learning_rate_at(trainer.num_steps, progress))
+        squared = trainer.step(learning_rate_at(arguments.peak, trainer.num_steps, progress))
         if trainer.num_steps % 8 == 0 and device.type == "cuda":
             torch.cuda.synchronize()
         if trainer.num_steps % 1000 == 1:
@@ -374,7 +389,7 @@ def main() -> None:
         if arguments.smoke and trainer.num_steps == 2:
             break
     trainer.save(arguments.out)
-    report = export(trainer, arguments.out, held_out, num_clips=2 if arguments.smoke else 64)
+    report = export(trainer, arguments.out, held_out, 2 if arguments.smoke else 64, latents)
     report |= {"steps": trainer.num_steps, "seconds": arguments.seconds, "seed": arguments.seed}
     (arguments.out / "report.json").write_text(json.dumps(report, indent=2) + "\n")
     print(json.dumps(report), flush=True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -19,10 +22,12 @@ def _walks(gap: int) -> Walks:
     number = torch.arange(FRAMES, dtype=torch.bfloat16).view(1, -1, 1, 1, 1)
     return Walks(
         latents_WTCYX=number.expand(5, -1, 16, 2, 2).contiguous(),
+        astray_WTCYX=(number + 100).expand(5, -1, 16, 2, 2).contiguous(),
         conditions_WTCYX=torch.zeros(5, CONDITION_FRAMES, 20, 2, 2, dtype=torch.bfloat16),
         rotations_WT33=torch.eye(3).expand(5, FRAMES, 3, 3).contiguous(),
         translations_WT3=torch.full((5, FRAMES, 3), 0.05),
         poses_WTE=number.float().view(1, -1, 1).expand(5, -1, 2).contiguous(),
+        astray_poses_WTE=100 + number.float().view(1, -1, 1).expand(5, -1, 2),
         styles_WT=(torch.arange(FRAMES) // FRAMES_PER_CHUNK % 2).expand(5, -1).contiguous(),
         gap_W=torch.full((5,), gap),
     )
@@ -100,9 +105,42 @@ def test_histories_of_the_models_own_making_count_only_where_they_are_close_to_t
     batch = _batches(0).draw(CLIPS, rolled_out, num_own=16, max_error=0.1)
     assert (batch.clean_BCTYX[-16:] == -7).all()
     assert (batch.clean_BCTYX[:-16] != -7).all()
+    # Where these were seen from is not known.
+    assert (batch.history_weights_BN[-16:] == 0).all()
+    assert (batch.history_weights_BN[:-16] == 1).all()
     assert (batch.weights_BN[-16:, 2] == 0).all()
     assert (batch.weights_BN[-16:, [0, 1]] == 1).all()
     # Such clips end where the rollout ended.
     assert torch.equal(batch.positions_BT[-16:], torch.arange(CHUNKS * FRAMES_PER_CHUNK).expand(16, -1))
     with pytest.raises(ValueError, match="at least 8 chunks, those of a clip; got 7"):
         RolledOut(walks_R=torch.tensor([0]), latents_RTCYX=own, errors_RN=errors, num_chunks=7)
+
+
+def test_a_history_astray_leads_to_the_true_target_and_has_poses_of_its_own() -> None:
+    torch.manual_seed(6)
+    batch = _batches(0).draw(CLIPS, astray_share=0.5)
+    is_astray = batch.clean_BCTYX[:, 0, 0].mean(dim=(1, 2)) > 50
+    assert 0.25 * CLIPS < is_astray.sum() < 0.75 * CLIPS
+    torch.testing.assert_close(
+        batch.history_poses_BTE, batch.poses_BTE + 100 * is_astray[:, None, None], atol=0, rtol=0
+    )
+    frames = FRAMES_PER_CHUNK * (CHUNKS - 1)
+    torch.testing.assert_close(
+        batch.clean_BCTYX.mean(dim=(1, 3, 4)), batch.history_poses_BTE[:, :frames, 0], atol=0.5, rtol=0
+    )
+    sigma = batch.sigmas_BN.repeat_interleave(3, dim=1)[:, None, :, None, None]
+    truth = batch.noisy_BCTYX - sigma * batch.target_BCTYX
+    torch.testing.assert_close(truth[:, 0, :, 0, 0], batch.poses_BTE[..., 0], atol=0.2, rtol=0)
+
+
+def test_walks_give_way_to_others_in_place(tmp_path: Path) -> None:
+    walks, others = _walks(0), _walks(7)
+    latents = walks.latents_WTCYX
+    others.latents_WTCYX.fill_(-5)
+    walks.replace(3, Walks(**{field.name: getattr(others, field.name)[:2] for field in fields(others)}))
+    assert walks.gap_W.tolist() == [0, 0, 0, 7, 7]
+    assert (latents[3:] == -5).all()
+    assert (latents[:3] >= 0).all()
+    walks.save(tmp_path / "walks.safetensors")
+    again = Walks.load(tmp_path / "walks.safetensors", torch.device("cpu"))
+    assert all(torch.equal(getattr(again, field.name), getattr(walks, field.name)) for field in fields(walks))

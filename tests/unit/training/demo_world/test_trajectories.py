@@ -8,15 +8,19 @@ import pytest
 from training.demo_world.scene import OBJECTS, PERIOD_M
 from training.demo_world.trajectories import (
     KEYS,
+    MAX_ASTRAY_PITCH_RAD,
+    MAX_ASTRAY_YAW_RAD,
     METRES_PER_UNIT,
+    astray,
     media_poses,
     rotations,
+    sample_headings,
     sample_keys,
     sample_starts,
     walk,
 )
 from worldmodel.lingbot.controls import Action
-from worldmodel.lingbot.poses import key_step, rotation_x, rotation_y
+from worldmodel.lingbot.poses import PITCH_STEP_RAD, YAW_STEP_RAD, key_step, rotation_x, rotation_y
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -61,3 +65,36 @@ def test_no_walk_starts_inside_an_object() -> None:
     offset = starts[:, None] - OBJECTS[None, :, 1:3]
     offset -= PERIOD_M * np.round(offset / PERIOD_M)
     assert (np.linalg.norm(offset, axis=-1) > OBJECTS[:, 5]).all()
+
+
+def test_all_headings_of_walks_are_whole_steps_of_a_key() -> None:
+    rng = np.random.default_rng(3)
+    cameras = walk(sample_keys(rng, 64, 100), sample_starts(rng, 64), sample_headings(rng, 64))
+    steps = cameras.yaw / YAW_STEP_RAD
+    np.testing.assert_allclose(steps, np.round(steps), atol=1e-9)
+    assert set(np.round(steps).astype(int).flatten() % 60) == set(range(60))
+
+
+def test_walks_gone_astray_are_off_by_chunks_and_never_as_far_as_half_a_step_of_a_key() -> None:
+    rng = np.random.default_rng(4)
+    cameras = walk(sample_keys(rng, 200, 29), sample_starts(rng, 200), sample_headings(rng, 200))
+    gone = astray(rng, cameras, 3)
+    off = {
+        "yaw": (gone.yaw - cameras.yaw) / MAX_ASTRAY_YAW_RAD,
+        "pitch": (gone.pitch - cameras.pitch) / MAX_ASTRAY_PITCH_RAD,
+        "x": (gone.position - cameras.position)[..., 0],
+    }
+    for values in off.values():
+        assert (values[:, 0] == 0).all()
+        # The last chunk of these walks has two frames.
+        np.testing.assert_allclose(values[:, 1:27], values[:, [1, 2, *np.repeat(np.arange(3, 27, 3), 3)]], atol=1e-9)
+        assert abs(values[:, 1:].mean()) < 0.1 * values.std()
+    for name in ("yaw", "pitch"):
+        assert np.abs(off[name]).max() <= 1 + 1e-9
+        assert off[name][:, 3:].std() == pytest.approx(3**-0.5, rel=0.1)
+        # One half of the walks wanders, and is off by much the same in two chunks in a row.
+        apart = np.abs(off[name][:, 6] - off[name][:, 3])
+        assert 0.5 < (apart < 0.6).mean() < 0.9
+    assert MAX_ASTRAY_YAW_RAD < YAW_STEP_RAD / 2
+    assert MAX_ASTRAY_PITCH_RAD < PITCH_STEP_RAD / 2
+    assert off["x"][:, 3:].std() * METRES_PER_UNIT == pytest.approx(0.02, rel=0.1)
