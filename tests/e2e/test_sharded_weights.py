@@ -42,7 +42,7 @@ def test_a_transformer_shared_out_computes_what_a_resident_one_does(tmp_path: Pa
     """A rank that failed alone is found on all, and one that hangs is noticed by the others in bounded time."""
     codes = run_ranks(tmp_path, 2, timeout_s=90)
 
-    assert codes == [0, 0], [file.read_text()[-2000:] for file in tmp_path.glob("*.log")]
+    assert codes == [0, 0], (tmp_path / "log").read_text()
     ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     for found in ranks:
         assert found["equal"] == [True, True]

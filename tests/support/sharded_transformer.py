@@ -1,7 +1,8 @@
-"""One of several ranks that share the weights of a LingBot transformer out: `python -m` this module, see `main`.
+"""Ranks that share the weights of a LingBot transformer out: `python -m` this module FOLDER NUM_RANKS, see `main`.
 
 The layers are those of a published model with random weights, a few of them. A rank writes what it found into
 FOLDER/RANK.json; then the last one hangs, and each of the others writes into FOLDER/RANK.hang.json how it noticed.
+Exit codes are in FOLDER/codes.json, in the end.
 """
 
 from __future__ import annotations
@@ -9,16 +10,21 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
+from typing import cast
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from offload.cuda_runtime import LoadedCudaRuntime
 from offload.errors import OffloadError, RanksDisagree
@@ -28,10 +34,13 @@ from offload.streamed_model import StreamedModel, Transfer, TransferWish, make_o
 from offload.streamer import LayerStreamer
 from tests.support.lingbot_streaming import rollout
 from worldmodel.checkpoint.component import Component
+from worldmodel.checkpoint.loading import NameChoice
+from worldmodel.checkpoint.random_checkpoint import RandomComponent
+from worldmodel.checkpoint.random_weights import RandomWeights, fill_random
 from worldmodel.kernels.choice import create_ops
 from worldmodel.kernels.fused_layer import FusedFormat
 from worldmodel.kernels.names import LayerOperations
-from worldmodel.lingbot.empty_model import open_any
+from worldmodel.lingbot.empty_model import random_checkpoint
 from worldmodel.lingbot.fused_forward import FusedForward
 from worldmodel.lingbot.layer_parts import CAMERA, FORWARD, TEXT, USES_PER_CHUNK, PartWeights, is_streamed_name
 from worldmodel.lingbot.pipeline import Forward
@@ -50,6 +59,19 @@ IMPATIENT_HOST_S, IMPATIENT_DEVICE_S = 2.0, 10.0
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
+class RandomLinears:
+    """A component whose weights are drawn from one sequence, made once: a `RandomComponent` makes it at every load."""
+
+    def __init__(self, component: RandomComponent, device: torch.device) -> None:
+        self.config = component.config
+        self._weights = RandomWeights(seed=component.seed, device=device, gains=component.gains)
+
+    def load_into(
+        self, module: nn.Module, *, dtype: torch.dtype, device: torch.device, only: NameChoice | None = None
+    ) -> None:
+        fill_random(module, self._weights, dtype=dtype, device=device, only=only)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rank:
     """This process among the others, and the model that all of them run. `impatient` are groups that wait less."""
@@ -58,7 +80,7 @@ class Rank:
     groups: RankGroups
     impatient: RankGroups
     device: torch.device
-    component: Component
+    component: RandomLinears
     height: int
     width: int
 
@@ -115,7 +137,9 @@ def streamed(rank: Rank, *, is_shared: bool) -> Streamed:
     transformer = load(rank, streams=True)
     ops = create_ops(LayerOperations.AUTO, rank.device)
     layer_format = None if ops is None else FusedFormat(ops, transformer.plan.linear, quantize=False)
-    layers = StreamedLayers(transformer, LayerSource(component=rank.component, device=rank.device), layer_format)
+    layers = StreamedLayers(
+        transformer, LayerSource(component=cast(Component, rank.component), device=rank.device), layer_format
+    )
     residency = _residency(layers)
     is_cuda = rank.device.type == "cuda"
     model = stream_model(
@@ -212,14 +236,14 @@ def in_turns(rank: Rank, measure: Callable[[], float]) -> float:
     return found
 
 
-def outlive(rank: Rank, report: Path) -> None:
-    """Let the last rank hang in the middle of a pass until its input ends; report how this one notices."""
+def outlive(rank: Rank, report: Path, is_released: int) -> None:
+    """Let the last rank hang in the middle of a pass until the descriptor ends; report how this one notices."""
     shared = streamed(replace(rank, groups=rank.impatient), is_shared=True)
     dist.barrier(rank.groups.host_group)
     if rank.is_last:
         with shared.streamer.layer(0):
-            sys.stdin.read()
-        return
+            os.read(is_released, 1)
+            os._exit(0)
     started_s = time.monotonic()
     error = "none"
     try:
@@ -233,15 +257,15 @@ def outlive(rank: Rank, report: Path) -> None:
     rank.synchronize()
 
 
-def join(arguments: argparse.Namespace) -> Rank:
+def join(arguments: argparse.Namespace, number: int) -> Rank:
     """Join the process groups: gloo for the host, and for CUDA devices NCCL."""
     store = dist.FileStore(str(arguments.folder / "store"), arguments.num_ranks)
     dist.init_process_group(
-        "gloo", store=store, rank=arguments.rank, world_size=arguments.num_ranks, timeout=timedelta(seconds=60)
+        "gloo", store=store, rank=number, world_size=arguments.num_ranks, timeout=timedelta(seconds=60)
     )
-    sharing = Sharing(rank=arguments.rank, num_ranks=arguments.num_ranks)
+    sharing = Sharing(rank=number, num_ranks=arguments.num_ranks)
     is_cuda = arguments.device == "cuda"
-    device = torch.device(f"cuda:{arguments.rank}" if is_cuda else "cpu")
+    device = torch.device(f"cuda:{number}" if is_cuda else "cpu")
     if is_cuda:
         torch.cuda.set_device(device)
 
@@ -255,49 +279,73 @@ def join(arguments: argparse.Namespace) -> Rank:
         groups=groups(60, 60),
         impatient=groups(IMPATIENT_HOST_S, IMPATIENT_DEVICE_S),
         device=device,
-        component=open_any(f"random:{arguments.model}").component("transformer"),
+        component=RandomLinears(random_checkpoint(arguments.model, 1).component("transformer"), device),
         height=arguments.height,
         width=arguments.width,
     )
 
 
 def run_ranks(folder: Path, num_ranks: int, *options: str, timeout_s: float) -> list[int]:
-    """Run ranks in processes of their own until all but the last have ended, and let that one go.
+    """Run ranks until all but the last have ended, then let that one go; return their exit codes.
 
-    Returns their exit codes. Their output goes to FOLDER/RANK.log. None outlives `timeout_s`.
+    Raises AssertionError with what they printed if that takes longer than `timeout_s`.
     """
-    # Without NVLink multicast, which not every host may use, and without a dump of what NCCL did.
-    environment = {**os.environ, "NCCL_NVLS_ENABLE": "0", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
-    ends_s = time.monotonic() + timeout_s
-    ranks = []
-    for rank in range(num_ranks):
-        with (folder / f"{rank}.log").open("wb") as log:
-            command = [sys.executable, "-m", "tests.support.sharded_transformer", str(folder), str(rank)]
-            ranks.append(
-                subprocess.Popen(
-                    [*command, str(num_ranks), *options],
-                    cwd=REPOSITORY,
-                    env=environment,
-                    stdin=subprocess.PIPE,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                )
-            )
+    command = [sys.executable, "-m", "tests.support.sharded_transformer", str(folder), str(num_ranks), *options]
+    # Without NVLink multicast, which not every host may use, without a dump of what NCCL did, and whatever the name
+    # of the host resolves to.
+    settings = {"NCCL_NVLS_ENABLE": "0", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0", "GLOO_SOCKET_IFNAME": "lo"}
+    environment = {**os.environ, **settings}
+    log = folder / "log"
+    with log.open("wb") as output:
+        started = subprocess.Popen(
+            command, cwd=REPOSITORY, env=environment, stdout=output, stderr=output, start_new_session=True
+        )
     try:
-        for process in ranks[:-1]:
-            process.wait(max(0.0, ends_s - time.monotonic()))
-        ranks[-1].communicate(timeout=max(0.0, ends_s - time.monotonic()))
-        return [process.returncode for process in ranks]
+        code: int | str = started.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        code = f"none within {timeout_s} s"
     finally:
-        for process in ranks:
-            process.kill()
-            process.communicate()
+        with suppress(ProcessLookupError):
+            os.killpg(started.pid, signal.SIGKILL)
+        started.wait()
+    codes = folder / "codes.json"
+    assert codes.exists(), f"exit code {code}: {log.read_text(errors='replace')[-6000:]}"
+    found: list[int] = json.loads(codes.read_text())
+    return found
+
+
+def run_rank(rank: Rank, folder: Path, is_released: int) -> None:
+    """Write what this rank found; the last one then hangs until the descriptor `is_released` ends."""
+    with torch.inference_mode():
+        found = dict(find(rank))
+    (folder / f"{rank.sharing.rank}.json").write_text(json.dumps(found))
+    outlive(rank, folder / f"{rank.sharing.rank}.hang.json", is_released)
+    # A group with a rank that hung can't be left in order.
+    os._exit(0)
+
+
+def fork_ranks(arguments: argparse.Namespace) -> list[int]:
+    """Run every rank in a process of its own and return their exit codes; nothing has used a device before."""
+    is_released, release = os.pipe()
+    pids = []
+    for number in range(arguments.num_ranks):
+        pid = os.fork()
+        if pid == 0:
+            os.close(release)
+            try:
+                run_rank(join(arguments, number), arguments.folder, is_released)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+        pids.append(pid)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids[:-1]]
+    os.close(release)
+    return [*codes, os.waitstatus_to_exitcode(os.waitpid(pids[-1], 0)[1])]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("rank", type=int)
     parser.add_argument("num_ranks", type=int)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--model", default="lingbot-world-v2-tiny")
@@ -306,13 +354,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.device == "cpu":
         torch.set_num_threads(1)
-    rank = join(arguments)
-    with torch.inference_mode():
-        found = dict(find(rank))
-    (arguments.folder / f"{arguments.rank}.json").write_text(json.dumps(found))
-    outlive(rank, arguments.folder / f"{arguments.rank}.hang.json")
-    # A group with a rank that hung can't be left in order.
-    os._exit(0)
+    (arguments.folder / "codes.json").write_text(json.dumps(fork_ranks(arguments)))
 
 
 if __name__ == "__main__":
