@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -19,7 +21,7 @@ class FiniteCheck:
     which costs nothing where the caller has waited for later work already.
     """
 
-    def __init__(self, outputs: dict[str, Tensor | None], *, vae: torch.dtype) -> None:
+    def __init__(self, outputs: Mapping[str, Tensor | None], *, vae: torch.dtype) -> None:
         """Queue the question for each output by its name for people; None is an output that was not made.
 
         Outputs are in the order of their making. `vae` is the VAE's number format.
