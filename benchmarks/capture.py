@@ -184,15 +184,23 @@ class Meter:
         self._repeats = repeats
         self._expected: Tensor | None = None
         self.rows: list[Timed] = []
+        self.failures: dict[str, str] = {}
 
     def measure(self, form: Form) -> None:
-        """Time a form as it is and, on CUDA, captured in a graph."""
+        """Time a form as it is and, on CUDA, captured in a graph.
+
+        One that cannot be had is noted, so that the others follow.
+        """
         with form.within():
-            started_s = self._now_s()
-            form.call()
-            self._add(form.name, form.call, self._now_s() - started_s, 0)
-            if self._device.type == "cuda":
-                self._measure_captured(form)
+            try:
+                started_s = self._now_s()
+                form.call()
+                self._add(form.name, form.call, self._now_s() - started_s, 0)
+                if self._device.type == "cuda":
+                    self._measure_captured(form)
+            except RuntimeError as error:
+                self.failures[form.name] = (str(error).splitlines() or ["?"])[0][:200]
+                print(f"{form.name}: failed: {self.failures[form.name]}", flush=True)
 
     def _measure_captured(self, form: Form) -> None:
         torch.cuda.empty_cache()
@@ -360,6 +368,7 @@ def main() -> None:
         "precision": arguments.precision,
         **facts,
         "forms": [asdict(row) for row in meter.rows],
+        "failures": meter.failures,
     }
     print({key: value for key, value in report.items() if key != "forms"})
     if arguments.json:

@@ -15,9 +15,11 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> list[capture.Timed]
     monkeypatch.setattr(capture, "Meter", lambda device, repeats: meter)
     monkeypatch.setattr(sys, "argv", ["capture", "--tiny", "--device", "cpu", "--repeats", "1", *arguments])
     capture.main()
+    assert not meter.failures
     return meter.rows
 
 
+@pytest.mark.slow
 def test_layers_compiled_between_their_attentions_equal_those_as_written(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
