@@ -59,7 +59,26 @@ def test_alerts_and_panels_name_label_values_that_exist() -> None:
     expressions += [target["expr"] for panel in _panels() for target in panel["targets"]]
     used = {pair for expression in expressions for pair in re.findall(r'(\w+)="([^"]*)"', expression)}
     assert {("state", "active"), ("state", "cleanup_failed"), ("stage", "queue")} <= used
-    assert used <= _label_values()
+    (job,) = yaml.safe_load((FOLDER / "prometheus.yaml").read_text(encoding="utf-8"))["scrape_configs"]
+    assert used <= _label_values() | {("job", job["job_name"])}
+
+
+def test_both_sides_of_an_alert_have_the_same_labels() -> None:
+    """Prometheus compares series whose labels are equal, and is silent about those that find no partner."""
+    registry = Metrics().registry
+    labels = {
+        sample: set(metric._labelnames) for sample, metric in registry._names_to_collectors.items() if metric._is_parent
+    }
+    num_compared = 0
+    for rule in _rules():
+        expression = str(rule["expr"])
+        left_out = {
+            name for names in re.findall(r"(?:without|ignoring) \((.*?)\)", expression) for name in names.split()
+        }
+        sides = [labels.get(name, set()) - left_out for name in re.findall(r"worldserve_\w+", expression)]
+        assert all(side == sides[0] for side in sides[1:]), rule["alert"]
+        num_compared += len(sides) > 1
+    assert num_compared == 2
 
 
 def test_the_alert_about_sessions_that_hold_their_place_looks_at_those() -> None:
