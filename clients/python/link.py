@@ -32,11 +32,17 @@ _SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkSettings:
-    """How to connect. `max_message_bytes` bounds what the server may send in one message."""
+    """How to connect. `max_message_bytes` bounds what the server may send in one message.
+
+    A link that dies without a word must be noticed while the server still keeps the session: there is a ping `ping_s`
+    after the last answer, which must come within `ping_s`, and a farewell is waited for `close_s` only.
+    """
 
     url: str
     token: str | None = None
     open_timeout_s: float = 10.0
+    ping_s: float = 5.0
+    close_s: float = 2.0
     max_message_bytes: int = 256 * 1024 * 1024
 
 
@@ -109,6 +115,9 @@ class Link:
                 compression=None,
                 max_size=settings.max_message_bytes,
                 open_timeout=settings.open_timeout_s,
+                ping_interval=settings.ping_s,
+                ping_timeout=settings.ping_s,
+                close_timeout=settings.close_s,
                 proxy=None,
             )
         except (OSError, TimeoutError, InvalidHandshake, InvalidURI) as error:

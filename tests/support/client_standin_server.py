@@ -136,6 +136,11 @@ class StandinServer:
             )
         )
 
+    async def fall_silent(self) -> None:
+        """Read and answer nothing more on a link that stays open."""
+        await self.until(lambda: bool(self._connections))
+        self._connections[-1].transport.pause_reading()
+
     async def cut(self, code: int | None = None) -> None:
         """End the newest link: abruptly, or with a close code."""
         if code is None:
@@ -149,6 +154,7 @@ class StandinServer:
         assert connection.request is not None
         self.headers.append(dict(connection.request.headers.raw_items()))
         self._connections.append(connection)
+        self.wake()
         try:
             start = json.loads(await connection.recv())
             self.received.append((0, start))

@@ -15,6 +15,9 @@ from clients.python import (
     SessionFailed,
     SessionLost,
 )
+from clients.python.link import Link, LinkClosed, LinkSettings
+from clients.python.world import RESUME_DELAYS_S
+from server.config import SessionSection
 from server.wire.messages import ErrorMessage, SessionState, SessionStateMessage
 from tests.support.client_standin_server import FIRST_FRAMES, FRAMES, StandinServer
 from tests.support.python_client import FakeTime, indices, take
@@ -36,6 +39,14 @@ async def test_a_lost_link_is_resumed_without_a_gap(server: StandinServer, conne
     }
     assert time.slept_s.count(0.25) == 1
     assert chunks[3].header.epoch == 2
+
+
+async def test_a_link_that_dies_without_a_word_is_noticed_while_the_session_is_kept(server: StandinServer) -> None:
+    link = await Link.open(LinkSettings(url=server.url, ping_s=0.02, close_s=0.02))
+    await server.fall_silent()
+    assert await link.receive() == LinkClosed(code=1006, reason="")
+    defaults = LinkSettings(url=server.url)
+    assert 2 * defaults.ping_s + defaults.close_s + RESUME_DELAYS_S[0] < SessionSection().resume_s
 
 
 async def test_an_event_lost_with_the_link_is_sent_again_under_its_id(server: StandinServer, connect: Any) -> None:
