@@ -27,7 +27,7 @@ def main(url: str = URL, path: str = "flight.mp4") -> None:
             flown = (chunk.chunk_index + 1 - begun.chunk_index) * world.session.latent_frames_per_chunk
             if flown - begun.latent_frame >= len(FLIGHT):
                 break
-        print(f"{film.num_chunks} chunks in {path}; the flight begins in chunk {begun.chunk_index}")
+        print(f"{film.num_chunks} chunks in {path}; the flight begins in chunk {receipt.wait().chunk_index}")
 
 
 if __name__ == "__main__":

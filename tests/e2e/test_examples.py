@@ -23,7 +23,7 @@ import pytest
 
 from clients.conformance.picture import png
 from clients.examples import drive_by_gamepad, scripted_flight, watch, window, write_mp4
-from clients.python import WorldClient, connect, errors
+from clients.python import Chunk, World, WorldClient, connect, errors
 from server.wire.binary import pack_chunk
 from server.wire.messages import StreamFormat
 from tests.support import game_fixtures, game_tools
@@ -107,6 +107,24 @@ def test_scripted_flight(server: ServerProcess, tmp_path: Path, capsys: pytest.C
     num_chunks, begins = map(int, said.groups())
     assert num_chunks == begins + len(scripted_flight.FLIGHT) // 3
     assert num_frames(tmp_path / "flight.mp4") == 9 + (num_chunks - 1) * 12
+
+
+def test_a_flight_whose_world_ends_before_it_is_told_so(
+    server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def connect_paused(url: str) -> World:
+        world = connect(url)
+        world.pause()
+        return world
+
+    def end(world: World) -> Iterator[Chunk]:
+        server.end_all_sessions()
+        return iter(())
+
+    monkeypatch.setattr(scripted_flight, "connect", connect_paused)
+    monkeypatch.setattr(World, "chunks", end)
+    with pytest.raises(errors.EventDropped):
+        scripted_flight.main(server.url, str(tmp_path / "flight.mp4"))
 
 
 def test_watch(server: ServerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
