@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from typing import Protocol
 
 from server.admission import Place
@@ -157,16 +157,27 @@ class RobotTable:
 
     # ------------------------------------------------------------ beginning
 
-    def begin(self, name: str | None, *, owner: str | None, holder: Holder, idle_s: float | None = None) -> RobotActor:
+    def begin(
+        self,
+        name: str | None,
+        *,
+        owner: str | None,
+        holder: Holder,
+        idle_s: float | None = None,
+        left: Collection[RobotActor] = (),
+    ) -> RobotActor:
         """Begin a session that holds nothing in the worker yet.
 
-        A `name` that is taken is refused or taken over, as configured. Raises `ServerError`.
+        A `name` that is taken is refused or taken over, as configured. `left`: sessions that their connection leaves
+        for this one; they may give way to it. Raises `ServerError`.
         """
         if self._table.is_stopping:
             raise Unavailable(ErrorCode.SHUTTING_DOWN, "the server is shutting down")
-        self._check_owner(owner)
-        if name is not None:
-            self._make_way(name, owner)
+        current = None if name is None else self._in_the_way(name, owner)
+        self._keep_limit(owner, current, left)
+        if current is not None:
+            current.holder.taken_over(current)
+            current.begin_close(TAKEN_OVER)
         actor = RobotActor(
             RobotSession(
                 session_id=new_session_id(),
@@ -186,9 +197,10 @@ class RobotTable:
         self._timers_changed.set()
         return actor
 
-    def _make_way(self, name: str, owner: str | None) -> None:
+    def _in_the_way(self, name: str, owner: str | None) -> RobotActor | None:
+        """Return the session of this name that is to be taken over, None if the name is free. Raises `ServerError`."""
         if not self.is_in_use(name, owner):
-            return
+            return None
         current = self._by_name[owner, name]
         if current.session.phase is RobotPhase.CLEANUP_FAILED:
             # Nobody speaks for it: its name is free as soon as the worker lets go.
@@ -202,15 +214,25 @@ class RobotTable:
                 f"session_id {name[:64]!r} is in use by {current.holder.title} (robot.same_session)",
                 field="session_id",
             )
-        current.holder.taken_over(current)
-        current.begin_close(TAKEN_OVER)
+        return current
 
-    def _check_owner(self, owner: str | None) -> None:
+    def _keep_limit(self, owner: str | None, current: RobotActor | None, left: Collection[RobotActor]) -> None:
+        """Have a session of its owner give way to one more, if that is one too many. Raises `Unavailable` if none can.
+
+        `current` is taken over and does not count. What is closing does, or who comes and goes would hold any number.
+        """
         limit = self._config.limits.max_sessions_per_token
-        if limit is not None and owner is not None and len(self.owned_by(owner)) >= limit:
+        if limit is None or owner is None:
+            return
+        others = [actor for actor in self.owned_by(owner) if actor is not current]
+        if len(others) < limit:
+            return
+        resting = _resting(actor for actor in others if actor.is_standby or actor in left)
+        if len(others) > limit or resting is None:
             raise Unavailable(
                 ErrorCode.TOO_MANY_SESSIONS, f"this token has {limit} sessions (limits.max_sessions_per_token)"
             )
+        resting.begin_close(EVICTED)
 
     # ------------------------------------------------------------ places
 
@@ -221,14 +243,10 @@ class RobotTable:
         """Have a place promised to one more session. Returns whether one is."""
         if self._table.num_unclaimed > 0:
             return True
-        standby = [
-            other
-            for other in self._actors.values()
-            if other.is_standby and other.holds_place and not other.session.is_busy and not other.is_closing
-        ]
-        if not standby:
+        resting = _resting(other for other in self._actors.values() if other.is_standby and other.holds_place)
+        if resting is None:
             return False
-        min(standby, key=lambda other: other.active_at).begin_close(EVICTED)
+        resting.begin_close(EVICTED)
         return True
 
     def _not_released(self) -> None:
@@ -283,3 +301,9 @@ class RobotTable:
         for actor in tuple(self._actors.values()):
             if actor.holds_place and (not ready or actor.generation != self._worker.generation):
                 actor.worker_lost(self._worker.failure or "the worker is gone")
+
+
+def _resting(actors: Iterable[RobotActor]) -> RobotActor | None:
+    """Return the session that has nothing to do for the longest time."""
+    idle = [actor for actor in actors if not actor.session.is_busy and not actor.is_closing]
+    return min(idle, key=lambda actor: actor.active_at, default=None)

@@ -301,7 +301,9 @@ class RobotDialog:
 
     def _begin(self, name: str | None) -> RobotActor:
         """Begin a session that holds nothing yet. Raises `ServerError`."""
-        actor = self._actors[name] = self._context.robots.begin(name, owner=self._owner, holder=self)
+        left = tuple(self._actors.values())
+        actor = self._context.robots.begin(name, owner=self._owner, holder=self, left=left)
+        self._actors[name] = actor
         self._give_up_oldest()
         return actor
 

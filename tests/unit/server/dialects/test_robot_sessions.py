@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from urllib.parse import quote
 
 import httpx
@@ -14,10 +15,18 @@ from tests.support.robot_client import (
     RobotServer,
     RobotWorker,
     error_text,
+    holding,
     number_of,
+    observation,
     serving_robots,
 )
 from worldmodel.errors import OutcomeUnknown
+
+TOKEN = {"Authorization": "Api-Key one"}
+ONE_SESSION: dict[str, Any] = {
+    "server": ServerSection(tokens=("one",)),
+    "limits": LimitsSection(max_sessions_per_token=1),
+}
 
 
 def rest_of(server: RobotServer) -> httpx.AsyncClient:
@@ -191,9 +200,38 @@ async def test_tokens_have_names_of_their_own() -> None:
 
 
 async def test_sessions_per_token_are_bounded() -> None:
-    sections = {"server": ServerSection(tokens=("one",)), "limits": LimitsSection(max_sessions_per_token=1)}
-    async with serving_robots(**sections) as server:
-        headers = {"Authorization": "Api-Key one"}
-        first, second = [await server.connect(additional_headers=headers) for _ in range(2)]
+    async with serving_robots(**ONE_SESSION) as server:
+        first, second = [await server.connect(additional_headers=TOKEN) for _ in range(2)]
         await first.infer(1)
         assert "limits.max_sessions_per_token" in error_text(await second.infer(2))
+
+
+async def test_who_is_taken_over_does_not_count_for_the_token() -> None:
+    async with serving_robots(robot=RobotSection(same_session="take_over"), **ONE_SESSION) as server:
+        first, second = [await server.connect(additional_headers=TOKEN) for _ in range(2)]
+        await first.infer(1, session_id="arm")
+        assert "limits.max_sessions_per_token" in error_text(await second.infer(2, session_id="leg"))
+        assert number_of(await second.infer(3, session_id="arm"))[:2] == (3, 0)
+        assert "taken_over" in error_text(await first.receive())
+
+
+async def test_a_name_for_every_episode_keeps_the_limit_of_the_token() -> None:
+    async with serving_robots(**ONE_SESSION) as server:
+        robot = await server.connect(additional_headers=TOKEN)
+        for number in range(3):
+            assert number_of(await robot.infer(number, session_id=f"episode {number}"))[:2] == (number, 0)
+            await server.until(lambda: len(server.robots.all()) == 1)
+        assert error_text(await robot.infer(4, session_id="episode 0")).startswith("session_evicted")
+
+
+async def test_sessions_that_close_count_for_the_token() -> None:
+    async with serving_robots(robot=RobotSection(same_session="take_over"), **ONE_SESSION) as server:
+        robots = [await server.connect(additional_headers=TOKEN) for _ in range(3)]
+        server.worker.hold()
+        await robots[0].send(observation(1, session_id="arm"))
+        await holding(server)
+        await robots[1].send(observation(2, session_id="arm"))
+        assert "taken_over" in error_text(await robots[0].receive())
+        assert "limits.max_sessions_per_token" in error_text(await robots[2].infer(3, session_id="arm"))
+        server.worker.release()
+        assert number_of(await robots[1].receive())[:2] == (2, 0)
