@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -21,7 +22,10 @@ IN_MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs", "rootfs", "hugetlbfs"})
 """File systems whose pages are memory: a cache there would hold the weights a second time."""
 
 NETWORKED = frozenset(
-    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs", "lustre", "gpfs", "beegfs", "virtiofs"}
+    (
+        *("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs", "lustre", "gpfs", "beegfs"),
+        *("ocfs2", "gfs2", "orangefs", "pvfs2", "coda", "vboxsf", "virtiofs"),
+    )
 )
 """File systems that other machines change, whose locks and mappings can't be relied on. FUSE counts as one."""
 
@@ -61,7 +65,7 @@ def file_system(path: Path, mounts: Path = MOUNTS) -> str:
         raise CacheRootRefused(f"{path}: its file system is unknown ({mounts}: {error.strerror})") from error
     for line in lines:
         before, _, after = line.partition(" - ")
-        point = before.split()[4].replace("\\040", " ")
+        point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), before.split()[4])
         # Later lines lie over earlier ones.
         if path.is_relative_to(point) and len(point) >= len(found[0]):
             found = (point, after.split()[0])
@@ -95,10 +99,15 @@ def read_address(pointer: Path) -> str | None:
     except (OSError, ValueError):
         return None
     match content:
-        case {"address": str(address)} if len(address) == 64 and set(address) <= set("0123456789abcdef"):
+        case {"address": str(address)} if is_address(address):
             return address
         case _:
             return None
+
+
+def is_address(name: str) -> bool:
+    """Tell whether a name can be that of an entry; other folders beside entries are none of ours."""
+    return re.fullmatch(r"[0-9a-f]{64}", name) is not None
 
 
 def remove_folder(folder: Path) -> None:

@@ -123,9 +123,12 @@ def _problems(folder: Path, manifest: Manifest, validation: Validation) -> Itera
     if validation is Validation.FULL:
         files = [folder / name for name in manifest.files]
         with ThreadPoolExecutor(NUM_HASHERS, thread_name_prefix="weight hash") as hashers:
-            for file, found in zip(files, hashers.map(file_sha256, files), strict=True):
-                if found != manifest.files[file.name].sha256:
-                    yield f"{file.name} is not what was published"
+            for file, hashed in [(file, hashers.submit(file_sha256, file)) for file in files]:
+                try:
+                    if hashed.result() != manifest.files[file.name].sha256:
+                        yield f"{file.name} is not what was published"
+                except OSError as error:
+                    yield f"{file.name} cannot be read ({error.strerror})"
 
 
 def _header_problems(file: Path, digest: FileDigest) -> Iterator[str]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from offload.cache_folder import CacheFolder, read_address, remove_folder, sync_folder
+from offload.cache_folder import CacheFolder, is_address, read_address, remove_folder, sync_folder
 from offload.cache_manifest import Validation, check_entry
 from offload.errors import CacheBusy, CacheDamaged
 from offload.file_lock import FileLock
@@ -30,11 +31,17 @@ class EntryFacts:
 
 def list_entries(folder: CacheFolder, *, mine: Collection[str] = ()) -> Iterator[EntryFacts]:
     """Yield all entries, the one used longest ago first. `mine` are the addresses that this process uses."""
-    found = [_facts(folder, entry, is_mine=entry.name in mine) for entry in folder.entries.iterdir()]
+    found = []
+    for entry in folder.entries.iterdir():
+        if is_address(entry.name):
+            # Another process may evict it meanwhile.
+            with suppress(FileNotFoundError):
+                found.append(_facts(folder, entry, is_mine=entry.name in mine))
     yield from sorted(found, key=lambda facts: facts.used_s)
 
 
 def _facts(folder: CacheFolder, entry: Path, *, is_mine: bool) -> EntryFacts:
+    """Describe an entry. Raises FileNotFoundError if it is not there any more."""
     metadata: dict[str, str] = {}
     problem = None
     try:
@@ -83,7 +90,7 @@ def prune(
     Entries in use are never touched; those of this process must be in `mine`, whose own locks do not keep it away.
     None means no such limit. Returns what was deleted.
     """
-    _remove_leftovers(folder)
+    _remove_leftovers(folder, mine)
     entries = list(list_entries(folder, mine=mine))
     total_bytes = sum(entry.num_bytes for entry in entries)
     removed = []
@@ -107,17 +114,27 @@ def _evict(folder: CacheFolder, address: str) -> bool:
             if read_address(pointer) == address:
                 pointer.unlink(missing_ok=True)
         aside = Path(tempfile.mkdtemp(prefix=f"{address}{EVICTED}", dir=folder.temporary))
-        (folder.entries / address).rename(aside / address)
-        sync_folder(folder.entries)
-        remove_folder(aside)
+        try:
+            (folder.entries / address).rename(aside / address)
+            sync_folder(folder.entries)
+        except FileNotFoundError:
+            # Another process was here between the list and the lock.
+            return False
+        finally:
+            remove_folder(aside)
     return True
 
 
-def _remove_leftovers(folder: CacheFolder) -> None:
+def _remove_leftovers(folder: CacheFolder, mine: Collection[str]) -> None:
     """Delete what an eviction that was killed has left, unless another one is at it."""
     for aside in folder.temporary.glob(f"*{EVICTED}*"):
+        address = aside.name.partition(EVICTED)[0]
+        if address in mine:
+            # Nobody else can evict it now, and to take its lock again would be to lose it: see `FileLock`.
+            remove_folder(aside)
+            continue
         try:
-            lock = FileLock.take(folder.lock_file(aside.name.partition(EVICTED)[0]), is_shared=False, timeout_s=0.0)
+            lock = FileLock.take(folder.lock_file(address), is_shared=False, timeout_s=0.0)
         except CacheBusy:
             continue
         with lock:

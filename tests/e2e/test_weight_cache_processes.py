@@ -102,6 +102,23 @@ def test_processes_elect_a_writer_and_the_killed_leave_a_valid_entry_or_none(tmp
     assert sorted(results[-1]) == [0, 0, 0, 1]
 
 
+def test_the_killed_who_build_a_damaged_entry_again_leave_it_whole_or_none(tmp_path: Path) -> None:
+    roots = [tmp_path / f"killed-{index}" for index in range(len(STEPS))]
+    before = [{"root": str(root)} for root in roots]
+    killed = [{"root": str(root), "damage": True, "kill_at": index} for index, root in enumerate(roots)]
+
+    results = run([*before, *killed, *before])
+
+    assert results[: 2 * len(STEPS)] == [[1]] * len(STEPS) + [[-signal.SIGKILL]] * len(STEPS)
+    # The request leads to the address already.
+    renamed = STEPS.index("entry renamed")
+    assert results[2 * len(STEPS) :] == [[0 if index >= renamed else 1] for index in range(len(STEPS))]
+    for root in roots:
+        folder = open_folder(root)
+        [facts] = list_entries(folder)
+        check_entry(folder.entries / facts.address, Validation.FULL)
+
+
 def test_entries_in_use_are_seen_from_other_processes_and_locks_are_waited_for(tmp_path: Path) -> None:
     root, ready = tmp_path / "cache", tmp_path / "ready"
     user = start([{"root": str(root), "hold_s": 60.0, "ready": str(ready)}])

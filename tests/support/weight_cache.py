@@ -74,7 +74,13 @@ def _child(root: Path, case: dict[str, object]) -> int:
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(float(str(case.get("step_s", 0.0))))
 
-    cache = WeightCache(open_folder(root), lock_timeout_s=float(str(case.get("timeout_s", 30.0))), on_step=on_step)
+    folder = open_folder(root)
+    if "damage" in case:
+        [entry] = folder.entries.iterdir()
+        damaged = entry / FILES[0]
+        damaged.chmod(0o644)
+        damaged.write_bytes(damaged.read_bytes()[:-1] + b"\x07")
+    cache = WeightCache(folder, lock_timeout_s=float(str(case.get("timeout_s", 30.0))), on_step=on_step)
     try:
         entry = open_entry(cache)
     except CacheError:

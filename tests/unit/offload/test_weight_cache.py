@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -130,6 +135,18 @@ def test_the_fast_check_finds_all_but_flipped_data(cache: WeightCache, damage: s
         cache.find(request(), Validation.FAST)
 
 
+def test_bytes_that_cannot_be_read_are_damage(cache: WeightCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = open_entry(cache)
+    entry.close()
+
+    def broken(file: Path) -> str:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("offload.cache_manifest.file_sha256", broken)
+    with pytest.raises(CacheDamaged, match=rf"{FILES[0]} cannot be read \(Input/output error\)"):
+        cache.find(request(), Validation.FULL)
+
+
 def test_the_fast_check_reads_no_data(cache: WeightCache) -> None:
     entry = open_entry(cache)
     entry.close()
@@ -169,6 +186,57 @@ def test_tensors_that_are_not_those_of_the_request_are_refused(cache: WeightCach
         cache.open_or_build(request(), lambda file: [torch.zeros(16, 8), torch.zeros(1, 16)], Validation.FULL)
 
 
+def test_a_disk_that_fills_up_leaves_nothing(
+    cache: WeightCache, folder: CacheFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int, data: memoryview) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("offload.tensor_file.os.write", full)
+        with pytest.raises(CacheError, match=r"the entry can't be written \(No space left on device\)"):
+            open_entry(cache)
+
+    assert list(folder.entries.iterdir()) == list(folder.temporary.iterdir()) == list(folder.requests.iterdir()) == []
+    assert open_entry(cache).was_built
+
+
+def test_all_is_on_the_disk_before_it_gets_its_name(folder: CacheFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    fsync = os.fsync
+
+    def synced(descriptor: int) -> None:
+        order.append(f"fsync {Path(os.readlink(f'/proc/self/fd/{descriptor}')).name.partition('.')[0]}")
+        fsync(descriptor)
+
+    monkeypatch.setattr("os.fsync", synced)
+    open_entry(WeightCache(folder, lock_timeout_s=1.0, on_step=order.append)).close()
+
+    key = request().key
+    assert order == [
+        *("locked", "temporary folder made"),
+        *("fsync layer-00000", "layer-00000.safetensors written"),
+        *("fsync layer-00001", "layer-00001.safetensors written"),
+        *("fsync manifest", "manifest written", f"fsync {key}", "temporary folder synced"),
+        # The first is of what may have been in its place.
+        *("fsync entries", "entry renamed", "fsync entries", "entries synced"),
+        *("fsync pointer", "pointer written", "pointer renamed", "fsync requests", "requests synced"),
+    ]
+
+
+def test_what_a_killed_process_left_goes_with_its_own_lock_only(cache: WeightCache, folder: CacheFolder) -> None:
+    mine = [folder.temporary / f"{request().key}.{word}" for word in ("x", "damaged.x", "pointer.x")]
+    other = folder.temporary / f"{request('other').key}.x"
+    for stale in (*mine, other):
+        stale.mkdir()
+        (stale / "file").touch()
+
+    open_entry(cache).close()
+
+    assert list(folder.temporary.iterdir()) == [other]
+    assert (other / "file").exists()
+
+
 def test_a_disk_that_is_too_small_is_refused_before_anything_is_made(
     cache: WeightCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,6 +267,8 @@ def test_the_nearest_and_latest_mount_decides(tmp_path: Path) -> None:
     mounts = mount_table(tmp_path, ("/", "ext4"), ("/a", "nfs"), ("/a/b", "xfs"), ("/a/b", "tmpfs"))
 
     found = {path: file_system(Path(path), mounts) for path in ("/x", "/a/c", "/a/b/c", "/ab")}
+    spaced = mount_table(tmp_path, ("/", "ext4"), ("/with\\040space\\134", "nfs"))
+    assert file_system(Path("/with space\\/c"), spaced) == "nfs"
 
     assert found == {"/x": "ext4", "/a/c": "nfs", "/a/b/c": "tmpfs", "/ab": "ext4"}
 
@@ -279,6 +349,63 @@ def test_an_eviction_that_was_killed_is_finished_by_the_next(cache: WeightCache,
     assert cache.find(request("source 0", number="0"), Validation.FAST) is None
 
 
+def test_what_an_eviction_left_of_an_entry_in_use_goes_and_its_lock_stays(
+    cache: WeightCache, folder: CacheFolder
+) -> None:
+    entry = open_entry(cache)
+    aside = folder.temporary / f"{entry.folder.name}.evicted.x"
+    aside.mkdir()
+
+    prune(folder, max_bytes=0, max_age_s=None, now_s=1000.0, mine=[entry.folder.name])
+
+    assert not aside.exists()
+    assert is_locked_for_others(entry.lock.file)
+    entry.close()
+    assert not is_locked_for_others(entry.lock.file)
+
+
+def test_entries_that_another_process_evicts_meanwhile_are_passed_over(
+    cache: WeightCache, folder: CacheFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    addresses = build_three(cache, folder)
+
+    def evicted(entry: Path, validation: Validation) -> object:
+        if entry.name == addresses[1]:
+            shutil.rmtree(entry)
+        return check_entry(entry, validation)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("offload.cache_upkeep.check_entry", evicted)
+        # The lock of an entry stays where it is.
+        assert [facts.address for facts in list_entries(folder)] == [addresses[0], addresses[2]]
+
+    def take(file: Path, *, is_shared: bool, timeout_s: float) -> FileLock:
+        lock = real_take(file, is_shared=is_shared, timeout_s=timeout_s)
+        if file.stem == addresses[0] and (folder.entries / addresses[0]).exists() and is_listed:
+            shutil.rmtree(folder.entries / addresses[0])
+        return lock
+
+    real_take, is_listed = FileLock.take, False
+    facts = list(list_entries(folder))
+    is_listed = True
+    monkeypatch.setattr("offload.cache_upkeep.list_entries", lambda folder, mine: facts)
+    monkeypatch.setattr(FileLock, "take", take)
+    removed = prune(folder, max_bytes=0, max_age_s=None, now_s=1000.0)
+
+    assert [each.address for each in removed] == [addresses[2]]
+    assert list(folder.temporary.iterdir()) == []
+
+
+def test_folders_that_are_no_entries_are_left_alone(cache: WeightCache, folder: CacheFolder) -> None:
+    open_entry(cache).close()
+    (folder.entries / "lost+found").mkdir()
+    (folder.entries / "note").touch()
+
+    assert len(list(list_entries(folder))) == 1
+    assert len(prune(folder, max_bytes=0, max_age_s=0.0, now_s=1e12)) == 1
+    assert sorted(path.name for path in folder.entries.iterdir()) == ["lost+found", "note"]
+
+
 def test_every_byte_is_verified_on_request(cache: WeightCache, folder: CacheFolder) -> None:
     entry = open_entry(cache)
     assert verify_entry(folder, entry.folder.name) is None
@@ -295,6 +422,25 @@ def test_a_damaged_manifest_is_listed_with_its_problem(cache: WeightCache, folde
 
 
 # ------------------------------------------------------------ locks
+
+
+@contextmanager
+def held_by_another(file: Path) -> Iterator[None]:
+    """Have a process of its own hold a lock."""
+    program = "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.lockf(f, fcntl.LOCK_EX); print(); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        yield
+        holder.communicate()
+
+
+def is_locked_for_others(file: Path) -> bool:
+    program = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'a'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+    ended = subprocess.run([sys.executable, "-c", program, str(file)], capture_output=True, check=False)
+    return ended.returncode != 0
 
 
 def test_a_lock_that_is_free_is_had_at_once_and_can_be_had_again(tmp_path: Path) -> None:
@@ -314,6 +460,20 @@ def test_the_wait_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(CacheBusy, match=r"lock is held by another process for more than 1 s"):
         FileLock.take(tmp_path / "lock", is_shared=False, timeout_s=1.0, clock=lambda: next(times), sleep=waits.append)
     assert len(waits) == 2
+
+
+def test_nobody_waits_for_another_builder_longer_than_is_said(cache: WeightCache, folder: CacheFolder) -> None:
+    quick = WeightCache(folder, lock_timeout_s=0.01)
+    entry = open_entry(cache)
+    entry.close()
+    with held_by_another(folder.lock_file(request("other").key)):
+        with pytest.raises(CacheBusy, match=r"is held by another process for more than 0\.01 s"):
+            quick.open_or_build(request("other"), lambda file: pytest.fail("made"), Validation.FAST)
+        # What is there already needs no builder.
+        open_entry(quick).close()
+    # Neither for one who evicts.
+    with held_by_another(entry.lock.file), pytest.raises(CacheBusy):
+        quick.find(request(), Validation.FAST)
 
 
 def test_a_lock_the_system_refuses_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
