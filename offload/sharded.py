@@ -5,12 +5,13 @@
 
 All ranks must run the same model on the same schedule. Which copies are issued follows from what the buffers hold, so
 that ranks compare that when a pass over the layers begins: a tick that failed on one rank only is found there, and the
-next one fails on all. A rank that stops in the middle of a pass is found by the time-out of the process group.
+next one fails on all. A rank that stops in the middle of a pass is found by the time-out of a process group: gloo's
+raises `CopyFailed`, at the latest when the next pass begins, NCCL's ends the process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -60,11 +61,16 @@ def own_share(layout: FlatLayout, tensors: Mapping[str, Tensor], sharing: Sharin
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RankGroups:
-    """The process groups of ranks that share weights out: one for the device, one for host memory (gloo)."""
+    """The process groups of ranks that share weights out: one for the device, one for host memory (gloo).
+
+    `leave` is called once no memory is locked or mapped any more: the time to leave the groups. A host group that
+    waits less than the device's lets a tick fail by an error before a watchdog ends the process.
+    """
 
     sharing: Sharing
     device_group: dist.ProcessGroup
     host_group: dist.ProcessGroup
+    leave: Callable[[], None] = lambda: None
 
 
 class ShardedCopies:

@@ -199,7 +199,7 @@ def choose_transfer(
 
 
 class StreamedModel:
-    """The weights of a model while it serves. Build it with `stream_model`; `close` it before the process group."""
+    """The weights of a model while it serves. Build it with `stream_model`; `close` it before leaving a group."""
 
     def __init__(
         self,
@@ -207,12 +207,14 @@ class StreamedModel:
         host: HostLayers,
         chosen: ChosenTransfer,
         streamers: Mapping[str, LayerStreamer],
+        groups: RankGroups | None = None,
     ) -> None:
         self.residency = residency
         self._chosen = chosen
         self._host: HostLayers | None = host
         self._registration = chosen.registration
         self._streamers = dict(streamers)
+        self._groups = groups
 
     @property
     def host(self) -> HostLayers:
@@ -236,7 +238,12 @@ class StreamedModel:
         self._registration = self._chosen.registration
 
     def rearrange(self, layers: ModelLayers, residency: ResidencyPlan, device: torch.device) -> None:
-        """Stream under another plan, which must find what it streams on the host. Ask `weights` again afterwards."""
+        """Stream under another plan, which must find what it streams on the host. Ask `weights` again afterwards.
+
+        Raises `OffloadError` for weights that are shared out: a rank alone can't make a layer resident.
+        """
+        if self._groups is not None:
+            raise OffloadError("weights that are shared out among ranks stay as they were planned")
         for streamer in self._streamers.values():
             streamer.close()
         parts: dict[str, dict[int, HostPart]] = {}
@@ -262,22 +269,27 @@ class StreamedModel:
         return 0 if self._registration is None else self._registration.num_bytes
 
     def close(self) -> None:
-        """Wait for copies under way, unlock the host memory, then give it back. May be called again after an error.
+        """Wait for copies under way, unlock the host memory, give it back, leave the groups of ranks.
 
-        Raises `RollbackFailed` if memory can't be unlocked; it stays mapped then.
+        May be called again after an error.
+
+        Raises `RollbackFailed` if memory can't be unlocked; it stays mapped then. Raises `OffloadError` if somebody
+        still has a view of a mapping.
         """
         for streamer in self._streamers.values():
             streamer.close()
         if self._registration is not None:
             self._registration.close()
             self._registration = None
+        self._streamers.clear()
         if self._host is not None:
-            files, on_closed = self._host.files, self._host.on_closed
-            self._streamers.clear()
-            self._host = None
-            for memory in files:
+            for memory in self._host.files:
                 memory.close()
+            on_closed, self._host = self._host.on_closed, None
             on_closed()
+        if self._groups is not None:
+            groups, self._groups = self._groups, None
+            groups.leave()
 
 
 def stream_model(
@@ -297,7 +309,8 @@ def stream_model(
     if groups is not None:
         host = take_shares(host, layers.layouts, groups.sharing)
     chosen = choose_transfer(wish, host, device, runtime)
-    return StreamedModel(residency, host, chosen, make_streamers(layers, host.parts, chosen.transport, device, groups))
+    streamers = make_streamers(layers, host.parts, chosen.transport, device, groups)
+    return StreamedModel(residency, host, chosen, streamers, groups)
 
 
 def take_shares(host: HostLayers, layouts: Mapping[str, FlatLayout], sharing: Sharing) -> HostLayers:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from offload.errors import OffloadError, PlanRefused, RollbackFailed
 from offload.host_plan import Binding, HostKind, HostPlan, Recipe, StoredTensor
 from offload.host_registration import RegistrationLimits
 from offload.layout import FlatLayout, TensorSpec, flat_layout
 from offload.residency import LayerPart, ResidencyPlan, plan_residency
+from offload.sharded import RankGroups, Sharing
 from offload.streamed_model import (
     StreamedModel,
     Transfer,
@@ -139,6 +143,83 @@ def test_memory_that_cannot_be_unlocked_stays_mapped_and_closing_again_goes_on(t
     assert runtime.locked == {}
     with pytest.raises(OffloadError, match="is closed"):
         _ = host.files[0].bytes
+
+
+def test_a_mapping_that_is_viewed_is_not_given_back_and_closing_again_goes_on(tmp_path: Path) -> None:
+    layers, residency, closed = Layers(), plan(0), []
+    mapped = mapped_plan(tmp_path / "weights")
+    host = map_files(layers, residency, mapped, CPU, on_closed=lambda: closed.append("gone"))
+    model = stream_model(layers, residency, host, REGISTERED, CPU, FakeCudaRuntime())
+    view = host.files[0].bytes[:5]
+
+    with pytest.raises(OffloadError, match="still in use"):
+        model.close()
+    assert closed == []
+
+    del view
+    model.close()
+    assert closed == ["gone"]
+    with pytest.raises(OffloadError, match="is closed"):
+        _ = host.files[0].bytes
+
+
+def groups_of_one(leave: Callable[[], None] = lambda: None) -> RankGroups:
+    """Return the groups of a rank that is alone, which nothing here asks."""
+    group = cast("ProcessGroup", None)
+    return RankGroups(sharing=Sharing(rank=0, num_ranks=1), device_group=group, host_group=group, leave=leave)
+
+
+@pytest.mark.parametrize("is_stuck", [False, True])
+def test_groups_are_left_when_nothing_is_locked_or_mapped_any_more(tmp_path: Path, is_stuck: bool) -> None:
+    layers, residency, runtime = Layers(), plan(0), FakeCudaRuntime()
+    left: list[int] = []
+    host = map_files(
+        layers, residency, mapped_plan(tmp_path / "weights"), CPU, on_closed=lambda: left.append(len(runtime.locked))
+    )
+    groups = groups_of_one(lambda: left.append(-1))
+    model = stream_model(layers, residency, host, REGISTERED, CPU, runtime, groups)
+    if is_stuck:
+        runtime.refuse_unregister = {0}
+        with pytest.raises(RollbackFailed):
+            model.close()
+        assert left == []
+
+    model.close()
+    model.close()
+
+    assert left == [0, -1]
+
+
+def test_shared_weights_are_not_rearranged() -> None:
+    layers, residency = Layers(), plan(0)
+    wish = TransferWish(transfer=Transfer.STAGED)
+    model = stream_model(layers, residency, make_ordinary(layers, residency), wish, CPU, groups=groups_of_one())
+
+    with pytest.raises(OffloadError, match="shared out among ranks stay as they were planned"):
+        model.rearrange(layers, plan(3), CPU)
+
+
+@pytest.mark.parametrize("trouble", ["blind", "hangs"])
+def test_a_driver_that_lies_or_hangs_stops_or_leads_to_staging(trouble: str) -> None:
+    layers, residency, runtime = Layers(), plan(0), FakeCudaRuntime()
+    host = make_ordinary(layers, residency)
+    runtime.is_blind = trouble == "blind"
+    if trouble == "hangs":
+        runtime.resume.clear()
+    limits = RegistrationLimits(timeout_s=0.0 if trouble == "hangs" else 60.0)
+
+    with pytest.raises(PlanRefused, match="is not page-locked" if trouble == "blind" else "has not page-locked"):
+        stream_model(layers, residency, host, TransferWish(transfer=Transfer.REGISTERED, limits=limits), CPU, runtime)
+    wish = TransferWish(transfer=Transfer.REGISTERED, limits=limits, falls_back=True)
+    model = stream_model(layers, residency, host, wish, CPU, runtime)
+
+    assert model.transfer is Transfer.STAGED
+    assert_right(layers, model)
+    runtime.resume.set()
+    for thread in threading.enumerate():
+        if thread.name == "page locking":
+            thread.join()
+    assert runtime.locked == {}
 
 
 @pytest.mark.parametrize("is_own", [False, True])
