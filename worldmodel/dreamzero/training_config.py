@@ -1,8 +1,9 @@
 """What a checkpoint's `experiment_cfg/conf.yaml` says about observations and actions.
 
 The file is the configuration of a training run and nests these settings differently from run to run, so they are looked
-for by key wherever they stand. Where a setting stands with several values, those below a key that names our robot
-count; if they still differ, that is a problem and not a choice.
+for by key wherever they stand, but not below the keys of other robots: those that are named as one of ours beside them
+is, with something else in the place of our robot. Where a setting stands with several values, those below a key that
+names our robot count; if they still differ, that is a problem and not a choice.
 """
 
 from __future__ import annotations
@@ -26,6 +27,11 @@ T = TypeVar("T")
 
 KeyPath = tuple[str, ...]
 """Keys that lead to a table."""
+
+Table = tuple[KeyPath, Mapping[str, object]]
+
+Frame = tuple[KeyPath, str, str]
+"""A key that names our robot: the keys above it, and what its own name has before and after the robot's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,17 +65,19 @@ def read_training_config(file: Path, tag: str, problems: list[str]) -> TrainingC
         problems.append(f"{file.name}: longer than {MAX_CONFIG_BYTES} bytes")
         return TrainingConfig(was_read=False)
     try:
-        tree = yaml.safe_load(content)
+        # A tree that holds itself ends in a RecursionError too.
+        tables = list(_tables(yaml.safe_load(content), ()))
     except (yaml.YAMLError, RecursionError) as error:
         problems.append(f"{file.name}: is not valid YAML ({str(error).splitlines()[0]})")
         return TrainingConfig(was_read=False)
-    return _Finder(tree, tag, file.name, problems).read()
+    return _Finder(tables, tag, file.name, problems).read()
 
 
 class _Finder:
-    def __init__(self, tree: object, tag: str, name: str, problems: list[str]) -> None:
-        self._tables = list(_tables(tree, ()))
+    def __init__(self, tables: list[Table], tag: str, name: str, problems: list[str]) -> None:
         self._word = re.compile(rf"(?<![A-Za-z0-9]){re.escape(tag)}(?![A-Za-z0-9])")
+        frames = {frame for path, _ in tables if (frame := self._frame(path)) is not None}
+        self._tables = [(path, table) for path, table in tables if not self._is_of_another(path, frames)]
         self._name = name
         self._problems = problems
 
@@ -101,13 +109,22 @@ class _Finder:
     def _is_ours(self, path: KeyPath) -> bool:
         return any(self._word.search(part) for part in path)
 
-    def _is_of_another(self, path: KeyPath) -> bool:
-        """Return whether a path goes through a neighbour of a key that names our robot, which is another robot's."""
-        for table, _ in self._tables:
-            depth = next((place for place, part in enumerate(table) if self._word.search(part)), None)
-            if depth is not None and len(path) > depth and path[:depth] == table[:depth]:
-                return not self._is_ours(path)
-        return False
+    def _frame(self, path: KeyPath) -> Frame | None:
+        """Return where the first key of a path that names our robot stands, and what its name has around that."""
+        for depth, part in enumerate(path):
+            if (word := self._word.search(part)) is not None:
+                return path[:depth], part[: word.start()], part[word.end() :]
+        return None
+
+    def _is_of_another(self, path: KeyPath, frames: Iterable[Frame]) -> bool:
+        """Return whether a path goes through a key that is named as one of our robot's beside it, for another robot."""
+        return not self._is_ours(path) and any(
+            len(path) > len(above)
+            and path[: len(above)] == above
+            and path[len(above)].startswith(before)
+            and path[len(above)].endswith(after)
+            for above, before, after in frames
+        )
 
     def _concerns_us(self, found: Iterable[tuple[KeyPath, object]]) -> bool:
         return any(self._is_ours(path) for path, _ in found)
@@ -149,15 +166,14 @@ class _Finder:
     def _rotations(self) -> dict[str, str]:
         return {
             str(key): str(word)
-            for path, table in self._values("target_rotations", dict)
-            if not self._is_of_another(path)
+            for _, table in self._values("target_rotations", dict)
             for key, word in table.items()
             if word is not None
         }
 
     def _refuse_prompt_switches(self) -> None:
         for key in PROMPT_SWITCHES:
-            values = [value for path, value in self._values(key, object) if not self._is_of_another(path)]
+            values = [value for _, value in self._values(key, object)]
             wrong = next((value for value in values if value not in (None, False)), None)
             if wrong is not None:
                 self._problems.append(
@@ -182,7 +198,7 @@ def _different(found: list[tuple[KeyPath, T]]) -> list[T]:
     return values
 
 
-def _tables(tree: object, path: KeyPath) -> Iterator[tuple[KeyPath, Mapping[str, object]]]:
+def _tables(tree: object, path: KeyPath) -> Iterator[Table]:
     """Yield every table of a tree with the keys that lead to it."""
     if isinstance(tree, Mapping):
         yield path, tree

@@ -156,17 +156,34 @@ def test_a_prompt_that_would_be_another_text_is_a_problem(tmp_path: Path, switch
         {switch: value},
         {"transforms": {"oxe_droid": {"transforms": [{switch: value}]}, "yam": {switch: False}}},
         {"transforms": {"oxe_droid": {"a": 1}}, "data": [{switch: value}, {switch: False}]},
+        {"transform_oxe_droid": {"a": 1}, "data": {switch: value}},
     ]
     fine: list[dict[str, Any]] = [
         {switch: False},
         {switch: None},
         {"transforms": {"oxe_droid": {"transforms": [{switch: False}]}, "yam": {"transforms": [{switch: value}]}}},
         {"transforms": {"oxe_droid": {"a": 1}, "yam": {"transforms": [{switch: value}]}}},
+        {"transform_oxe_droid": {"a": 1}, "transform_yam": {switch: value}},
     ]
     for tree in wrong:
         assert read(tmp_path, tree)[1] == [text]
     for tree in fine:
         assert read(tmp_path, tree)[1] == []
+
+
+def test_what_only_another_robot_says_is_not_said(tmp_path: Path) -> None:
+    said = {
+        "relative_action": True,
+        "relative_action_keys": ["x"],
+        "normalization_modes": {"state.x": "q99"},
+        "resize": {"_target_": "lib.VideoResize", "height": 16, "width": 32},
+        **keys("state", "x"),
+    }
+    for ours, others in (("oxe_droid", "yam"), ("config_oxe_droid_v1", "config_yam_v1")):
+        config, problems = read(tmp_path, {ours: {"a": 1}, others: said})
+        assert not problems
+        assert config == TrainingConfig()
+    assert read(tmp_path, {"config_oxe_droid": {"a": 1}, "all": said})[0].relative_action is True
 
 
 def test_rotations_of_our_robot_are_found(tmp_path: Path) -> None:
@@ -203,6 +220,7 @@ def test_what_other_robots_say_of_their_keys_is_no_problem(tmp_path: Path) -> No
         ({"a": {"relative_action": True}, "b": {"relative_action": False}}, "relative_action stands there"),
         ({"normalization_modes": {"state.x": "log"}}, "normalization of state.x: expected one of"),
         ("a: [", "is not valid YAML"),
+        ("&a\nb: *a", "is not valid YAML"),
     ],
 )
 def test_contradictions_are_problems(tmp_path: Path, content: Any, problem: str) -> None:
