@@ -196,9 +196,10 @@ export class CanvasPlayer {
   _advance(nowMs) {
     const passedS = Math.max(0, nowMs - this._lastMs) / 1000;
     this._lastMs = Math.max(nowMs, this._lastMs);
-    if (this._decoder === null || this._isHeld || this._timeline.newest === undefined) return;
+    // Held, the picture stands; but after a reload there is none yet, and the first one comes.
+    if (this._decoder === null || (this._isHeld && this._hasShown) || this._timeline.newest === undefined) return;
     // The clock stands at the end of what has come, and before a first frame that is still being decoded.
-    const isWaiting = !this._hasShown && this._frames.length === 0;
+    const isWaiting = this._isHeld || (!this._hasShown && this._frames.length === 0);
     if (!isWaiting) this.positionS = Math.min(this.positionS + passedS * this._rate, this._endS);
     this._passOver();
     this._draw(nowMs);

@@ -155,5 +155,10 @@ def test_reset_jumps_to_the_new_run_and_pause_stops_the_picture(
     before = page.read("app.player.positionS")
     page.page.wait_for_timeout(200)
     assert page.read("app.player.positionS") == before
+    # A world that is paused comes back with its picture.
+    page.page.reload()
+    page.wait_for_picture()
+    page.page.wait_for_selector("#link-text >> text=Paused")
+    before = page.read("app.player.positionS")
     page.page.keyboard.press("p")
     page.wait("app.player.positionS > argument", before)

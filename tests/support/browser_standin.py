@@ -224,6 +224,8 @@ class StandIn:
         last_chunk_index = start.get("last_chunk_index", -1)
         world.shown = max(world.shown, last_chunk_index)
         await websocket.send_json(self._started(world))
+        if world.paused:
+            await websocket.send_json(self._state(world, "paused"))
         sending = asyncio.create_task(self._send_chunks(websocket, world, last_chunk_index))
         try:
             while websocket.application_state is WebSocketState.CONNECTED:
