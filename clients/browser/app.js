@@ -18,12 +18,14 @@ import * as sheets from './sheets.js';
 import * as stage from './stage.js';
 import { accessToken, KeptStart, watchAddress } from './store.js';
 import { Viewer } from './viewer.js';
-import { endTitle, failText, refusedText, startTitle } from './words.js';
+import { closedText, endTitle, failText, refusedText, startTitle } from './words.js';
 import { World } from './world.js';
 
 const MOST_PLAYER_FAILURES = 2;
 const LINK_LOST = 'The server did not answer three times. Your world waits there for a short while.';
 
+/** Reason of a `session.closed` that answers `session.close`. */
+const CLOSED_HERE = 'client';
 const QUIET_ERRORS = new Set(['duplicate', 'stale']);
 
 export class App {
@@ -35,6 +37,8 @@ export class App {
     this.start = new KeptStart();
     this.playerFailures = 0;
     this.failure = /** @type {string | null} */ (null);
+    /** Reason of the `session.closed` that came. */
+    this.closedFor = /** @type {string | null} */ (null);
     this.connection = new Connection({
       ...addressOf(token),
       handlers: {
@@ -213,7 +217,9 @@ export class App {
   onEnded({ error, closeCode }) {
     const hadWorld = this.world.session !== null;
     const wasReload = !hadWorld && this.world.isKept;
-    if (error === undefined && closeCode !== 1008) {
+    const reason = this.closedFor;
+    this.closedFor = null;
+    if (error === undefined && closeCode !== 1008 && (reason ?? CLOSED_HERE) === CLOSED_HERE) {
       this.forget();
       void this.boot(true);
       return;
@@ -231,7 +237,7 @@ export class App {
       sheets.toast('Your last world has been closed in the meantime.');
       return;
     }
-    const text = error?.message ?? 'The server closed the connection.';
+    const text = error?.message ?? (reason === null ? 'The server closed the connection.' : closedText(reason));
     if (hadWorld) this.start.keepPrompt(this.world.prompt);
     this.trouble(hadWorld ? endTitle(code) : startTitle(code), text, hadWorld ? 'Start it again' : 'Try again');
   }
@@ -281,6 +287,9 @@ export class App {
     switch (message.type) {
       case 'session.state':
         this.onSessionState(message);
+        break;
+      case 'session.closed':
+        this.closedFor = message.reason;
         break;
       case 'event.dropped':
         this.world.eventDropped(message.event_id);

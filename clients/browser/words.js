@@ -104,6 +104,23 @@ export function endTitle(code) {
 }
 
 /**
+ * Why the server closed a world that its visitor did not close.
+ * @param {string} reason  Of `session.closed`.
+ */
+export function closedText(reason) {
+  switch (reason) {
+    case 'idle':
+      return 'Nobody steered it for as long as the server keeps such a world';
+    case 'lifetime':
+      return 'It was as old as worlds may get on this server';
+    case 'deleted':
+      return 'It was closed over the interface of the server';
+    default:
+      return `The server closed it: ${reason}`;
+  }
+}
+
+/**
  * A message of the server or of the browser as a sentence: most begin small and end without a full stop.
  * @param {string} text
  */

@@ -162,6 +162,19 @@ def test_a_world_that_died_with_its_worker_starts_again_as_it_was(
     assert again["prompt"] == "the town in night"
 
 
+def test_who_did_not_close_the_world_is_told_why_it_ended(standin: StandIn, page: WatchedPage) -> None:
+    page.begin()
+    standin.script.close_reason = "idle"
+    standin.script.close_after_chunk = standin.world.chunk_index + 1
+    page.page.wait_for_selector("#trouble >> text=This world has ended")
+    text = "Nobody steered it for as long as the server keeps such a world."
+    assert page.page.inner_text("#trouble-text") == text
+    page.page.click("#trouble-retry >> text=Start it again")
+    page.wait("app.world.shown?.chunkIndex > 0 && document.body.dataset.view === 'world'")
+    page.page.click("#close")
+    page.page.wait_for_selector("#chooser")
+
+
 def test_a_spectator_sees_the_world_and_steers_nothing(
     standin: StandIn, page: WatchedPage, context: BrowserContext
 ) -> None:

@@ -55,6 +55,8 @@ class Script:
     starts: list[dict[str, Any]] = field(default_factory=list)
     drop_after_chunk: int | None = None
     die_after_chunk: int | None = None
+    close_after_chunk: int | None = None
+    close_reason: str = "deleted"
     spoil_chunk: int | None = None
     make_s: float = 0.05
 
@@ -283,7 +285,7 @@ class StandIn:
                 world.paused = message["type"] == "session.pause"
                 await websocket.send_json(self._state(world, "paused" if world.paused else "active"))
             case "session.close":
-                closed = {"type": "session.closed", "session_id": "s-standin", "reason": "closed"}
+                closed = {"type": "session.closed", "session_id": "s-standin", "reason": "client"}
                 await websocket.send_json(closed)
                 await websocket.close(1000)
             case "ping":
@@ -327,6 +329,12 @@ class StandIn:
             if self.script.drop_after_chunk == chunk_index:
                 self.script.drop_after_chunk = None
                 await websocket.close(1011)
+                return
+            if self.script.close_after_chunk == chunk_index:
+                self.script.close_after_chunk = None
+                closed = {"type": "session.closed", "session_id": "s-standin", "reason": self.script.close_reason}
+                await websocket.send_json(closed)
+                await websocket.close(1000)
                 return
             if self.script.die_after_chunk == chunk_index:
                 self.script.die_after_chunk = None
