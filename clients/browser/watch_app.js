@@ -103,7 +103,8 @@ export class WatchApp {
   _onPicture() {
     this._playerFailures = 0;
     document.body.classList.add('has-picture');
-    if (sheets.current() !== 'world') sheets.show('world');
+    // What is buffered plays on behind the end of a world, and does not hide what is said of it.
+    if (this.connection.state === 'live') sheets.show('world');
   }
 
   /**

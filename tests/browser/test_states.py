@@ -203,7 +203,9 @@ def test_a_spectator_sees_the_world_and_steers_nothing(
     assert len(standin.script.events) == num_events
     assert watching.complaints == []
     watching.page.click("#close")
-    watching.page.wait_for_selector("#trouble >> text=Nothing to watch")
+    watching.page.wait_for_selector("#trouble-title >> text=Nothing to watch", state="attached")
+    watching.wait("app.connection.state === 'ended' && app.player.bufferedS < 0.1")
+    assert watching.page.locator("#trouble").is_visible()
     watching.close()
 
 
