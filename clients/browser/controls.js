@@ -2,7 +2,7 @@
 /**
  * From keys, pads and gamepad to control events: which actions are held, and when the server hears of it.
  *
- * Each source (keyboard, a finger, the gamepad) holds its own set; what counts is their union. A key repeat changes nothing,
+ * Each source (a key, a finger, the gamepad) holds its own set; what counts is their union. A key repeat changes nothing,
  * and losing the window's focus releases everything.
  */
 
@@ -42,17 +42,15 @@ export class HeldActions {
    * @param {Iterable<string>} actions
    */
   hold(source, actions) {
-    this._held.set(source, new Set(actions));
+    const held = new Set(actions);
+    if (held.size > 0) this._held.set(source, held);
+    else this._held.delete(source);
     this._announce();
   }
 
-  /** @param {string} source */
-  of(source) {
-    return this._held.get(source) ?? new Set();
-  }
-
-  releaseAll() {
-    this._held.clear();
+  /** @param {string} [prefix]  Of the names of the sources that let go. */
+  releaseAll(prefix = '') {
+    for (const source of [...this._held.keys()]) if (source.startsWith(prefix)) this._held.delete(source);
     this._announce();
   }
 
@@ -143,21 +141,16 @@ export function listenToKeyboard(held, isSteering) {
     if (action === undefined || !isSteering() || isTyping(event.target)) return;
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     event.preventDefault();
-    if (!event.repeat) held.hold('keyboard', [...held.of('keyboard'), action]);
+    if (!event.repeat) held.hold(`key ${event.code}`, [action]);
   });
-  addEventListener('keyup', (event) => {
-    const action = actionOf(event);
-    if (action === undefined) return;
-    const rest = new Set(held.of('keyboard'));
-    rest.delete(action);
-    held.hold('keyboard', rest);
-  });
+  // Wherever the focus is by now: what counts is which key comes up.
+  addEventListener('keyup', (event) => held.hold(`key ${event.code}`, []));
   addEventListener('blur', () => held.releaseAll());
   document.addEventListener('visibilitychange', () => {
     if (document.hidden) held.releaseAll();
   });
   addEventListener('focusin', (event) => {
-    if (isTyping(event.target)) held.hold('keyboard', []);
+    if (isTyping(event.target)) held.releaseAll('key ');
   });
 }
 

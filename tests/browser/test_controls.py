@@ -46,6 +46,21 @@ def test_a_pressed_key_is_lit_and_confirmed_when_its_frame_is_shown(page: Watche
     assert page.read("app.hud.figures.p50Ms") > 0
 
 
+def test_a_key_that_comes_up_elsewhere_is_let_go(standin: StandIn, page: WatchedPage) -> None:
+    page.begin()
+    page.page.focus("[data-action=w]")
+    page.page.keyboard.down("Space")
+    page.page.focus("#share")
+    page.page.keyboard.up("Space")
+    page.until(lambda: transitions(standin)[-1:] == [[]])
+    page.page.keyboard.down("i")
+    page.page.keyboard.down("ArrowUp")
+    page.page.keyboard.up("ArrowUp")
+    page.page.keyboard.down("w")
+    page.until(lambda: len(transitions(standin)) == 4)
+    assert transitions(standin) == [["w"], [], ["i"], ["w", "i"]]
+
+
 def test_typing_a_prompt_does_not_steer(standin: StandIn, page: WatchedPage) -> None:
     page.begin()
     page.page.keyboard.press("t")
