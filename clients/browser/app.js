@@ -63,8 +63,8 @@ export class App {
       if (this.connection.state === 'live') this.world.steer(actions);
     });
     this.prompt = new PromptBox((prompt) => {
-      this.world.changePrompt(prompt);
-      this.viewer.focus();
+      if (this.world.changePrompt(prompt)) this.viewer.focus();
+      else sheets.toast('There is no link at the moment: the prompt was not sent.', 'bad');
     });
     /** @type {World} */
     this.world = new World({
@@ -295,8 +295,9 @@ export class App {
         this.world.eventDropped(message.event_id);
         break;
       case 'error':
-        if (Number.isInteger(message.event_id)) this.world.eventDropped(message.event_id);
-        if (!message.fatal && !QUIET_ERRORS.has(message.code)) sheets.toast(message.message, 'bad');
+        if (QUIET_ERRORS.has(message.code)) break;
+        if (Number.isInteger(message.event_id)) this.world.eventRefused(message.event_id);
+        if (!message.fatal) sheets.toast(message.message, 'bad');
         break;
     }
   }

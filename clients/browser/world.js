@@ -47,14 +47,18 @@ export class World {
     });
     this.bookmark = loadBookmark();
     this.session = /** @type {protocol.SessionStarted | null} */ (null);
+    /** The prompt sent last, and the one that the chunks show. */
     this.prompt = '';
+    this._promptInForce = '';
     this.run = 0;
     this.epoch = -1;
     /** Chunk on screen. */
     this.shown = /** @type {{run: number, chunkIndex: number} | null} */ (null);
     this._receivedChunk = -1;
     this._receivedRun = /** @type {number | null} */ (null);
-    this._promptEvents = /** @type {Set<number>} */ (new Set());
+    this._promptEvents = /** @type {Map<number, string>} */ (new Map());
+    /** Whether the server refused the last it was told of the keys. */
+    this._isUnsaid = false;
     /** Controls of chunks that are not off the screen yet, by `run/chunk_index`. */
     this._chunkControls = /** @type {Map<string, import('./applied.js').ChunkControls>} */ (new Map());
   }
@@ -122,6 +126,7 @@ export class World {
       nextEventId: bookmark?.nextEventId ?? 0,
     });
     this._clearEvents();
+    this._promptInForce = started.prompt;
     this._setPrompt(started.prompt);
     this._player.leadChunks = started.limits.lead_chunks;
     this._player.beginEpoch(started, isSameWorld);
@@ -153,6 +158,17 @@ export class World {
   }
 
   /**
+   * The server did not take an event: the prompt is what it was, and keys that are held or let go are said with the next chunk.
+   * @param {number} eventId
+   */
+  eventRefused(eventId) {
+    const isPrompt = this._promptEvents.has(eventId);
+    this.eventDropped(eventId);
+    if (isPrompt) this._setPrompt([...this._promptEvents.values()].at(-1) ?? this._promptInForce);
+    else this._isUnsaid = true;
+  }
+
+  /**
    * @param {protocol.ChunkHeader} header
    * @param {Uint8Array} payload
    */
@@ -171,8 +187,15 @@ export class World {
     this._releaseReport();
     this._chunkControls.set(keyOf(header.run, chunkIndex), this._tracker.chunk(header));
     this.walk.chunk(header);
-    for (const { event_id: eventId } of header.applied) this._promptEvents.delete(eventId);
+    for (const { event_id: eventId } of header.applied) {
+      this._promptInForce = this._promptEvents.get(eventId) ?? this._promptInForce;
+      this._promptEvents.delete(eventId);
+    }
     this._view.onPrompt();
+    if (this._isUnsaid) {
+      this._isUnsaid = false;
+      this.steer(this._held());
+    }
     this._hud.chunk(header);
     this._player.appendChunk(payload, header, isNewRun);
   }
@@ -265,14 +288,18 @@ export class World {
     if (this.bookmark !== null) this._sender.change(actions);
   }
 
-  /** @param {string} prompt */
+  /**
+   * @param {string} prompt
+   * @returns {boolean}  False: it could not be sent.
+   */
   changePrompt(prompt) {
-    if (prompt === '' || prompt === this.prompt || this.bookmark === null) return;
+    if (prompt === '' || prompt === this.prompt || this.bookmark === null) return true;
     const eventId = this._takeEventId();
-    if (!this._send(protocol.promptMessage(eventId, prompt))) return;
+    if (!this._send(protocol.promptMessage(eventId, prompt))) return false;
     this._tracker.sent(eventId, []);
-    this._promptEvents.add(eventId);
+    this._promptEvents.set(eventId, prompt);
     this._setPrompt(prompt);
+    return true;
   }
 
   /**
@@ -281,7 +308,9 @@ export class World {
    */
   reset(wish) {
     const prompt = wish.prompt ?? this.prompt;
-    if (this._send(protocol.resetMessage({ ...wish, prompt }))) this._setPrompt(prompt);
+    if (!this._send(protocol.resetMessage({ ...wish, prompt }))) return;
+    this._promptInForce = prompt;
+    this._setPrompt(prompt);
   }
 
   /**
@@ -323,6 +352,7 @@ export class World {
     this._reportedChunk = -1;
     this._tracker.reset();
     this._sender.discard();
+    this._isUnsaid = false;
     this._promptEvents.clear();
     this._view.onPrompt();
   }

@@ -46,6 +46,31 @@ def test_a_pressed_key_is_lit_and_confirmed_when_its_frame_is_shown(page: Watche
     assert page.read("app.hud.figures.p50Ms") > 0
 
 
+def test_what_the_server_refuses_is_said_again_or_taken_back(standin: StandIn, page: WatchedPage) -> None:
+    page.begin()
+    page.page.keyboard.down("w")
+    page.until(lambda: transitions(standin) == [["w"]])
+    standin.script.refuse_events = 1
+    page.page.keyboard.up("w")
+    page.until(lambda: standin.script.refuse_events == 0 and transitions(standin) == [["w"], []])
+    standin.script.refuse_events = 1
+    page.page.click("#prompts >> text=the town in night")
+    page.page.wait_for_selector("#toast >> text=64 events are waiting")
+    assert page.page.input_value("#prompt") == "a small town, day"
+    page.page.click("#prompts >> text=the town in night")
+    page.until(lambda: standin.world.prompt == "the town in night")
+
+
+def test_a_prompt_that_finds_no_link_stays_in_its_box(page: WatchedPage) -> None:
+    page.begin()
+    page.read("app.connection.suspend()")
+    page.page.fill("#prompt", "swirling lakes")
+    page.page.keyboard.press("Enter")
+    page.page.wait_for_selector("#toast >> text=the prompt was not sent")
+    assert page.read("document.activeElement.id") == "prompt"
+    assert page.read("app.world.prompt") == "a small town, day"
+
+
 def test_a_key_that_comes_up_elsewhere_is_let_go(standin: StandIn, page: WatchedPage) -> None:
     page.begin()
     page.page.focus("[data-action=w]")

@@ -56,6 +56,7 @@ class Script:
     drop_after_chunk: int | None = None
     die_after_chunk: int | None = None
     close_after_chunk: int | None = None
+    refuse_events: int = 0
     close_reason: str = "deleted"
     spoil_chunk: int | None = None
     make_s: float = 0.05
@@ -265,6 +266,10 @@ class StandIn:
 
     async def _answer(self, websocket: WebSocket, world: World, message: dict[str, Any]) -> None:
         match message["type"]:
+            case "session.event" if self.script.refuse_events > 0:
+                self.script.refuse_events -= 1
+                error = {"code": "queue_full", "message": "64 events are waiting", "retryable": True, "fatal": False}
+                await websocket.send_json({"type": "error", **error, "event_id": message["event_id"]})
             case "session.event":
                 self.script.events.append(message)
                 world.queued.append(message)
