@@ -54,6 +54,11 @@ class Normalizer:
     low: Floats
     high: Floats
 
+    @property
+    def is_by_row(self) -> bool:
+        """Whether every row of an action chunk has statistics of its own."""
+        return self.low.ndim == self.high.ndim == 2
+
     def forward(self, x: Floats) -> Floats:
         """Normalise values [..., dims], or [..., rows, dims] with statistics by row; keeps the floating type."""
         low, high = self.low.astype(x.dtype), self.high.astype(x.dtype)

@@ -273,6 +273,11 @@ class _Reader:
                     f"relative action {action.name} needs a state of its name and {action.num_dims} numbers"
                 )
                 continue
+            if self._training.statistics_by_row and not action.normalizer.is_by_row:
+                self._problems.append(
+                    f"metadata.json: statistics.action.{action.name} must be for each row of actions: conf.yaml has "
+                    "relative_action_per_horizon true"
+                )
             marked.append(
                 Field(name=action.name, dims=action.dims, normalizer=action.normalizer, relative_to=state.dims)
             )

@@ -40,7 +40,8 @@ class TrainingConfig:
 
     `keys` has, for each of `KINDS`, the names in order, without their kind in front. `modes` maps ``state.name`` and
     ``action.name`` to how it is normalised, `rotations` those that are turned into another representation to that one.
-    `view_size` is (height, width) of a camera's view.
+    `statistics_by_row`: those of relative actions are for each row of a chunk. `view_size` is (height, width) of a
+    camera's view.
     """
 
     keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -48,6 +49,7 @@ class TrainingConfig:
     rotations: Mapping[str, str] = field(default_factory=dict)
     relative_action: bool | None = None
     relative_action_keys: tuple[str, ...] | None = None
+    statistics_by_row: bool = False
     view_size: tuple[int, int] | None = None
     was_read: bool = True
 
@@ -94,6 +96,7 @@ class _Finder:
             # Either switch makes actions relative; the second gives every row statistics of its own besides.
             relative_action=True if by_row else relative,
             relative_action_keys=None if relative_keys is None else tuple(map(str, relative_keys)),
+            statistics_by_row=bool(by_row),
             view_size=self._one("VideoResize", self._view_sizes()),
         )
 

@@ -121,6 +121,7 @@ def test_actions_are_relative_by_either_switch(
     config, problems = read(tmp_path, {key: value for key, value in switches.items() if value is not None})
     assert not problems
     assert config.relative_action is expected
+    assert config.statistics_by_row is bool(by_row)
 
 
 def test_the_robots_own_settings_win(tmp_path: Path) -> None:

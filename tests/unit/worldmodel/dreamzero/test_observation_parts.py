@@ -325,9 +325,21 @@ def test_statistics_by_row_reach_the_actions() -> None:
     content = metadata("yam", ["a", "b"], dims, dims)
     rows = np.arange(24.0)[:, None]
     content["yam"]["statistics"]["action"]["joint_position"] = {"q01": (rows - 1).tolist(), "q99": (rows + 1).tolist()}
-    one = robot("yam", content)
-    actions = one.absolute_actions(np.zeros((24, 32), np.float32), np.array([100.0, 0.0]))
-    np.testing.assert_allclose(actions[:, 0], 100 + np.arange(24))
+    for by_row in (False, True):
+        # The gripper is not relative: one row for all its rows is enough.
+        one = robot("yam", content, statistics_by_row=by_row)
+        actions = one.absolute_actions(np.zeros((24, 32), np.float32), np.array([100.0, 0.0]))
+        np.testing.assert_allclose(actions[:, 0], 100 + np.arange(24))
+
+
+def test_statistics_that_should_be_by_row_and_are_not_are_a_problem() -> None:
+    dims = {"joint_position": 1, "gripper_position": 1}
+    problems: list[str] = []
+    assert read(metadata("yam", ["a", "b"], dims, dims), "yam", problems, statistics_by_row=True) is None
+    assert problems == [
+        "metadata.json: statistics.action.joint_position must be for each row of actions: conf.yaml has "
+        "relative_action_per_horizon true"
+    ]
 
 
 def test_nothing_is_taken_for_granted_about_actions() -> None:
