@@ -139,6 +139,37 @@ def test_a_checkpoint_that_cannot_be_mapped_stops_the_start_or_becomes_ordinary(
     assert_equal_bits(rollout(model, forward), expected["float32", precision, True])
 
 
+def test_the_plan_is_told_before_the_first_layer_is_loaded(
+    checkpoints: dict[str, StoredComponent], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def load(*_: object) -> None:
+        raise InterruptedError(caplog.text)
+
+    monkeypatch.setattr("worldmodel.lingbot.streamed_layers.LayerSource.load", load)
+    with (
+        caplog.at_level("INFO"),
+        pytest.raises(InterruptedError, match=r"weights: forward: \d of 6 layers resident, .* GB copied a chunk"),
+    ):
+        streamed(checkpoints["float32"], "fp32", settings(resident_bytes=600_000), is_fused=False)
+
+
+@pytest.mark.parametrize(
+    ("wish", "precision"),
+    [
+        (OffloadSettings(weights="streamed", transfer="registered"), "fp32"),
+        (settings(host="checkpoint_mmap"), "fp8"),
+        (settings(host="checkpoint_mmap"), "bf16"),
+        (settings(resident_bytes=10), "fp32"),
+    ],
+)
+def test_what_cannot_be_had_is_refused_before_a_layer_is_loaded(
+    checkpoints: dict[str, StoredComponent], monkeypatch: pytest.MonkeyPatch, wish: OffloadSettings, precision: str
+) -> None:
+    monkeypatch.setattr("worldmodel.lingbot.streamed_layers.LayerSource.load", refuse)
+    with pytest.raises(LoadFailed, match=r"offload: .* can't be used|do not fit"):
+        streamed(checkpoints["float32"], precision, wish, is_fused=True)
+
+
 @pytest.fixture
 def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder for the cache, on what passes for a disk."""

@@ -263,6 +263,13 @@ def test_streamed_weights_are_planned_and_timed(card: SimpleNamespace, monkeypat
     assert streamed["memlock"].expected.startswith("47.")
 
 
+def test_settings_that_exclude_each_other_are_told_as_a_worker_tells_them(card: SimpleNamespace) -> None:
+    wish = OffloadSettings(weights="streamed", host="checkpoint_mmap")
+    found = checks(start(**{**FULL, "precision": "fp8"}, offload=wish))["offload"]
+    assert found.status is Status.FAIL
+    assert "mapped checkpoint with float8 linears: the bytes are made at load" in found.found
+
+
 def test_float8_is_timed_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     rates = {torch.bfloat16: 700.0, torch.float8_e4m3fn: 1400.0}
     monkeypatch.setattr(doctor_offload, "_product_rate", lambda device, dtype: rates[dtype])
