@@ -18,6 +18,7 @@ import urllib.request
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -85,7 +86,7 @@ def describe(url: str, token: str | None) -> Robot:
     except urllib.error.HTTPError as error:
         with error:
             raise _refused(error.code, error.read()) from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, HTTPException) as error:
         raise ReplayFailed(f"what answers at {parts.netloc} is no worldserve") from error
     except OSError as error:
         cause = error.reason if isinstance(error, urllib.error.URLError) else error
@@ -245,9 +246,20 @@ def _escaped(text: str) -> str:
 
 
 def _websocket_url(text: str) -> str:
-    parts = urlsplit(text)
-    if parts.scheme not in _HTTP_SCHEMES or not parts.netloc:
+    try:
+        parts = urlsplit(text)
+        # Reading the port checks it. A name and a password before the host are not for us.
+        is_one = parts.scheme in _HTTP_SCHEMES and bool(parts.hostname) and parts.port != 0 and "@" not in parts.netloc
+    except ValueError:
+        is_one = False
+    if not is_one:
         raise argparse.ArgumentTypeError(f"expected ws://HOST:PORT/PATH or wss://..., got {text!r}")
+    return text
+
+
+def _token(text: str) -> str:
+    if not text.isascii() or not text.isprintable():
+        raise argparse.ArgumentTypeError("expected printable ASCII characters")
     return text
 
 
@@ -273,7 +285,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("url", nargs="?", type=_websocket_url, default="ws://127.0.0.1:8000/v1/robot")
     parser.add_argument("--calls", type=_positive, default=8)
     parser.add_argument("--prompt", default="put the cup on the plate")
-    parser.add_argument("--token")
+    parser.add_argument("--token", type=_token)
     parser.add_argument("--out", type=_writable, default="actions.svg")
     chosen = parser.parse_args(arguments)
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -83,6 +84,12 @@ def test_an_observation_has_all_cameras_and_the_last_pose(num_frames: int) -> No
         (["http://127.0.0.1:1/v1/robot"], "url: expected ws://HOST:PORT/PATH or wss://..., got 'http://127.0.0.1:1/"),
         (["127.0.0.1:8000"], "url: expected ws://HOST:PORT/PATH or wss://..., got '127.0.0.1:8000'"),
         (["ws:///v1/robot"], "url: expected ws://HOST:PORT/PATH or wss://..., got 'ws:///v1/robot'"),
+        *(
+            ([url], f"url: expected ws://HOST:PORT/PATH or wss://..., got {url!r}")
+            for url in ("ws://a:b/", "ws://a:99999/", "ws://a:0/", "ws://[::1/", "ws://me:secret@a:8000/")
+        ),
+        (["--token", "é"], "--token: expected printable ASCII characters"),
+        (["--token", "a\nb"], "--token: expected printable ASCII characters"),
         (["--out", "nowhere/a.svg"], "--out: expected a file in a folder that exists, got 'nowhere/a.svg'"),
         (["--out", "."], "--out: expected a file in a folder that exists, got '.'"),
     ],
@@ -166,6 +173,22 @@ def test_a_server_that_refuses_is_one_line(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("robot_replay: ")
     assert line.endswith(said)
+
+
+def test_a_server_of_another_kind_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    def greet() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.sendall(b"SSH-2.0-OpenSSH_9.9\r\n")
+            connection.recv(4096)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = Thread(target=greet)
+        thread.start()
+        port = listener.getsockname()[1]
+        assert main([f"ws://127.0.0.1:{port}/v1/robot", "--out", str(tmp_path / "a.svg")]) == 1
+        thread.join()
+    assert capsys.readouterr().err == f"robot_replay: what answers at 127.0.0.1:{port} is no worldserve\n"
 
 
 def test_a_server_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
