@@ -131,14 +131,10 @@ def test_a_gamepad_that_is_plugged_in_steers(standin: StandIn, page: WatchedPage
 def test_a_phone_has_room_for_all_and_a_thumb_between_two_keys_holds_both(standin: StandIn, browser: Browser) -> None:
     page = WatchedPage(browser, standin.url, viewport=PHONE, has_touch=True, is_mobile=True)
     page.begin()
-    outside = page.read(
-        """[...document.querySelectorAll('button, input, summary, video')]
-          .filter((element) => element.checkVisibility() && element.closest('.chips') === null)
-          .map((element) => [element.id || element.textContent.trim(), element.getBoundingClientRect()])
-          .filter(([, box]) => box.left < 0 || box.top < 0 || box.right > innerWidth || box.bottom > innerHeight)
-          .map(([name]) => name)"""
-    )
-    assert outside == []
+    assert outside(page) == []
+    page.page.set_viewport_size({"width": 320, "height": 568})
+    assert outside(page) == []
+    page.page.set_viewport_size(PHONE)
     up, right = (page.page.locator(f"[data-action={key}]").bounding_box() for key in "wd")
     assert up is not None
     assert right is not None
@@ -161,7 +157,19 @@ def test_a_phone_has_room_for_all_and_a_thumb_between_two_keys_holds_both(standi
     page.page.click("#link")
     page.page.wait_for_function("() => document.getAnimations().every((each) => each.playState === 'finished')")
     assert overlapping(page, "#link-card", ".pad") == []
+    assert overlapping(page, ".cards", ".prompt .field, .pad") == []
     page.close()
+
+
+def outside(page: WatchedPage) -> list[str]:
+    """Return what can be used and is not in the window as a whole."""
+    return page.read(
+        """[...document.querySelectorAll('button, input, summary, video')]
+          .filter((element) => element.checkVisibility() && element.closest('.chips') === null)
+          .map((element) => [element.id || element.textContent.trim(), element.getBoundingClientRect()])
+          .filter(([, box]) => box.left < 0 || box.top < 0 || box.right > innerWidth || box.bottom > innerHeight)
+          .map(([name]) => name)"""
+    )
 
 
 def overlapping(page: WatchedPage, upper: str, lower: str) -> list[str]:
