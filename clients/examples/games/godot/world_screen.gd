@@ -19,6 +19,7 @@ var _last_chunk_index := -1
 var _frames: Array[Dictionary] = []
 var _next_event_id := 0
 var _held: Array[String] = []
+var _is_said := false
 var _until_next_s := 0.0
 var _until_retry_s := 0.0
 var _num_retries := 0
@@ -88,8 +89,8 @@ func _on_message(message: Dictionary) -> void:
 			_started = message
 			_num_retries = 0
 			_set_run(int(message["run"]))
-			# What was held while there was no link is said again.
-			_held = []
+			# What is held now is said again, also if it is nothing: a key may have come up while there was no link.
+			_is_said = false
 		"session.state":
 			_set_run(int(message["run"]))
 		"error":
@@ -123,8 +124,9 @@ func _steer() -> void:
 	for key in KEYS:
 		if Input.is_physical_key_pressed(key):
 			now.append(KEYS[key])
-	if now != _held:
+	if now != _held or not _is_said:
 		_held = now
+		_is_said = true
 		_send(Wire.hold(_next_event_id, now))
 		_next_event_id += 1
 
