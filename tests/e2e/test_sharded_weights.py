@@ -36,6 +36,7 @@ def test_ranks_keep_a_share_and_see_whole_layers(tmp_path: Path, num_ranks: int)
         assert rank["after failure"] == "RanksDisagree"
         assert rank["recovered"] is True
         assert rank["model"] is True
+        assert rank["mapped model"] is True
 
 
 def test_a_transformer_shared_out_computes_what_a_resident_one_does(tmp_path: Path) -> None:

@@ -17,11 +17,11 @@ import torch.distributed as dist
 
 from offload.copy_queue import HostQueue
 from offload.errors import CopyFailed, RanksDisagree
-from offload.host_plan import Recipe
+from offload.host_plan import Binding, HostKind, HostPlan, Recipe, StoredTensor
 from offload.layout import FlatLayout, TensorSpec, flat_layout
 from offload.residency import LayerPart, plan_residency
 from offload.sharded import RankAgreement, RankGroups, ShardedCopies, Sharing, own_share
-from offload.streamed_model import Transfer, TransferWish, make_ordinary, stream_model
+from offload.streamed_model import Transfer, TransferWish, full_name, make_ordinary, map_files, stream_model
 from offload.streamer import LayerStreamer
 from offload.transports import DirectCopies
 
@@ -73,12 +73,28 @@ class Layers:
         return ()
 
 
-def run_model(groups: RankGroups, *, residents: int) -> bool:
-    """Share a whole model out; return whether two passes see every layer whole."""
+def mapped_plan(file: Path) -> HostPlan:
+    """Write all layers into a file with gaps between the tensors, and return the plan that binds them to it."""
+    content, bindings = b"head", {}
+    for index in range(NUM_LAYERS):
+        for place in LAYOUT.places:
+            tensor, name = place.tensor, full_name(index, "forward", place.tensor.name)
+            stored = StoredTensor(key=name, file=file, start_byte=len(content), dtype=tensor.dtype, shape=tensor.shape)
+            bindings[name] = Binding(tensor=tensor, stored=(stored,))
+            content += layer_tensors(index)[tensor.name].view(torch.uint8).numpy().tobytes() + b"gap"
+    file.write_bytes(content)
+    return HostPlan(kind=HostKind.RUNTIME_CACHE, bindings=bindings)
+
+
+def run_model(groups: RankGroups, *, residents: int, file: Path | None = None) -> bool:
+    """Share a whole model out, with `file` from a mapping; return whether two passes see every layer whole."""
     cpu, layers = torch.device("cpu"), Layers()
     part = LayerPart(name="forward", layer_bytes=LAYOUT.num_bytes, uses_per_chunk=5)
     residency = plan_residency([part], NUM_LAYERS, (2 + residents) * LAYOUT.num_bytes)
-    host = make_ordinary(layers, residency, sharing=groups.sharing)
+    if file is None:
+        host = make_ordinary(layers, residency, sharing=groups.sharing)
+    else:
+        host = map_files(layers, residency, mapped_plan(file), cpu)
     model = stream_model(layers, residency, host, TransferWish(transfer=Transfer.STAGED), cpu, groups=groups)
     is_whole = True
     for index in [*range(NUM_LAYERS)] * 2:
@@ -122,6 +138,7 @@ def run_rank(folder: Path, rank: int, num_ranks: int) -> dict[str, object]:
     found["recovered"] = run_pass(streamer)
     streamer.close()
     found["model"] = run_model(groups, residents=2) and run_model(groups, residents=0)
+    found["mapped model"] = run_model(groups, residents=1, file=folder / f"weights-{rank}")
     dist.destroy_process_group()
     return found
 
