@@ -107,6 +107,18 @@ def test_success_that_locked_nothing_is_found(memory: MappedMemory) -> None:
     assert runtime.locked == {}
 
 
+def test_a_range_of_which_only_the_beginning_was_locked_is_found(
+    memory: MappedMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = FakeCudaRuntime()
+    monkeypatch.setattr(runtime, "is_locked", lambda address: address == memory.address)
+
+    with pytest.raises(RegistrationFailed, match="the memory is not page-locked"):
+        register_pages(runtime, [piece(memory, 0, 3 * PAGE_BYTES)], NO_LIMITS)
+
+    assert runtime.locked == {}
+
+
 def test_a_rollback_that_fails_says_what_stays_locked(memory: MappedMemory) -> None:
     runtime = FakeCudaRuntime()
     runtime.refuse_register = {2}
