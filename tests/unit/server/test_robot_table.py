@@ -133,6 +133,19 @@ async def test_what_an_opening_left_in_the_worker_keeps_its_place_until_it_is_cl
         assert (it.worlds.num_resident, it.worker.num_opened) == (1, 1)
 
 
+async def test_what_an_opening_left_in_the_worker_dies_with_it() -> None:
+    async with running(capacity=1) as it:
+        actor = it.begin("a")
+        it.worker.open_failures.append(OutcomeUnknown("no"))
+        it.worker.close_failures.append(OutcomeUnknown("stuck"))
+        assert (await refused(actor.open())).code is ErrorCode.WORKER_UNAVAILABLE
+        assert it.worlds.num_resident == 1
+        it.worker.dies()
+        it.worker.becomes_ready()
+        assert it.worlds.num_resident == 0
+        assert await it.step(it.begin("b"), 7) == 7
+
+
 async def test_names_belong_to_owners() -> None:
     async with running() as it:
         one, two = it.begin("a", owner="one"), it.begin("a", owner="two")
