@@ -18,6 +18,7 @@ namespace Worldserve
     public sealed class WorldClient : IDisposable
     {
         private static readonly double[] ResumeDelaysS = { 0.25, 1, 2, 4 };
+        private const double CloseTimeoutS = 10;
 
         private readonly Uri address;
         private readonly string token;
@@ -87,11 +88,11 @@ namespace Worldserve
             }));
         }
 
-        // End the session. Disposing alone parks it until its time to resume has passed.
+        // End the session. Disposing alone parks it until its time to resume has passed; so does closing without a link.
         public async Task Close()
         {
             if (!isOver) await Send("{\"type\":\"session.close\"}");
-            if (reading != null) await reading;
+            if (reading != null) await Task.WhenAny(reading, Task.Delay(TimeSpan.FromSeconds(CloseTimeoutS)));
         }
 
         // Drop the connection as a bad network does; it is resumed.
