@@ -11,6 +11,7 @@ from urllib.parse import urlsplit, urlunsplit
 from pydantic import ValidationError
 
 from clients.python.errors import BadServerMessage, ConnectFailed
+from clients.python.link import world_url
 from server.wire.rest import RestError, ServerInfo
 
 TIMEOUT_S = 10.0
@@ -24,12 +25,12 @@ class Beginning:
     prompt: str
 
 
-async def read_beginning(world_url: str, *, token: str | None, image: str | None) -> Beginning:
-    """Ask the server of a `ws://` URL for the start image `image`, or for the one it begins with.
+async def read_beginning(url: str, *, token: str | None, image: str | None) -> Beginning:
+    """Ask the server of a world's URL for the start image `image`, or for the one it begins with.
 
-    Raises `ConnectFailed` if the server does not answer or does not offer it.
+    Raises `ConnectFailed` if the server does not answer or does not offer it, and `ValueError` for another URL.
     """
-    info = await asyncio.to_thread(_read_info, _info_url(world_url), token)
+    info = await asyncio.to_thread(_read_info, info_url(url), token)
     wanted = image if image is not None else info.begin_image
     offers = {offer.name: offer for offer in info.start_images}
     offer = offers.get(wanted) if wanted is not None else next(iter(offers.values()), None)
@@ -40,8 +41,9 @@ async def read_beginning(world_url: str, *, token: str | None, image: str | None
     return Beginning(image=offer.name, prompt=offer.prompt)
 
 
-def _info_url(world_url: str) -> str:
-    parts = urlsplit(world_url)
+def info_url(url: str) -> str:
+    """Return where the server of a world tells of itself, as safely as the world is reached. Raises `ValueError`."""
+    parts = urlsplit(world_url(url))
     return urlunsplit(("https" if parts.scheme == "wss" else "http", parts.netloc, "/v1/info", "", ""))
 
 
@@ -56,7 +58,8 @@ def _read_info(url: str, token: str | None) -> ServerInfo:
         with error:
             raise ConnectFailed(f"{url} could not be read: {_refusal(error)}") from error
     except (OSError, ValueError) as error:
-        raise ConnectFailed(f"{url} could not be read: {error}") from error
+        reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        raise ConnectFailed(f"{url} could not be read: {reason}") from error
     try:
         return ServerInfo.model_validate_json(body)
     except ValidationError as error:
