@@ -7,6 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from server.config import load_config
+from server.key_script import parse_key_script
+from server.package_files import bundled_config
+from worldmodel import catalog
+from worldmodel.clips import ClipWish
+
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 SOURCE_PATH = re.compile(r"`((?:server|worldmodel|kvcache|offload|clients|configs|tests|docs|benchmarks)/[\w./-]+)`")
@@ -31,6 +37,23 @@ def test_readme_has_exactly_two_set_up_commands():
     section = readme.split("## Two commands", 1)[1].split("\n## ", 1)[0]
     commands = [line.split("#")[0].strip() for line in re.findall(r"```\w*\n(.*?)```", section, re.S)[0].splitlines()]
     assert [command for command in commands if command] == ["make demo", "make test"]
+
+
+def test_the_clip_of_the_readme_has_room_for_its_keys():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    [(keys, frames)] = re.findall(r'^worldserve generate .*--keys "(.+)" --frames (\d+)', readme, re.M)
+    config = load_config(bundled_config("demo"))
+    wish = ClipWish(
+        checkpoint=str(config.checkpoint_path),
+        options=config.model.options,
+        width=config.model.width,
+        height=config.model.height,
+        image_width=config.model.width,
+        image_height=config.model.height,
+        num_media_frames=int(frames),
+    )
+    plan = catalog.clip_planner(config.model.name)(wish)
+    assert len(parse_key_script(keys)) == plan.num_chunks * plan.latent_frames_per_chunk
 
 
 def test_our_times_in_the_readme_are_measured_ones():
