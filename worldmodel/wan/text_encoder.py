@@ -171,7 +171,8 @@ def empty_text_encoder(component: Component) -> UMT5Encoder:
 
 
 def find_tokenizer_problems(component: Component, vocab_size: int | None) -> tuple[str, ...]:
-    """Say whether the files of a tokenizer are missing, damaged, or of more tokens than the encoder's `vocab_size`.
+    """Say whether the files of a tokenizer are missing, damaged, or of more tokens than the encoder's `vocab_size`, or
+    end texts as no UMT5 tokenizer does.
 
     None, for an encoder that is not known, leaves the tokens uncounted. A component without a folder needs neither.
     """
@@ -182,10 +183,10 @@ def find_tokenizer_problems(component: Component, vocab_size: int | None) -> tup
     if problems or vocab_size is None:
         return problems
     try:
-        _, too_many = _sized_tokenizer(folder, vocab_size)
+        _, unfit = _checked_tokenizer(folder, vocab_size)
     except CheckpointError as error:
         return (error.message,)
-    return too_many
+    return unfit
 
 
 def _file_problems(folder: Path) -> tuple[str, ...]:
@@ -230,18 +231,26 @@ def load_tokenizer(checkpoint: Checkpoint, vocab_size: int) -> Any:
 
     It takes seconds at most, so a load does it before the weights. Raises `CheckpointError`.
     """
-    tokenizer, too_many = _sized_tokenizer(checkpoint.component("tokenizer").folder, vocab_size)
-    if too_many:
-        raise CheckpointError(checkpoint.name, *too_many)
+    tokenizer, unfit = _checked_tokenizer(checkpoint.component("tokenizer").folder, vocab_size)
+    if unfit:
+        raise CheckpointError(checkpoint.name, *unfit)
     return tokenizer
 
 
-def _sized_tokenizer(folder: Path | None, vocab_size: int) -> tuple[Any, tuple[str, ...]]:
-    """Load the tokenizer of a folder, and say whether it has tokens that the encoder does not know."""
+def _checked_tokenizer(folder: Path | None, vocab_size: int) -> tuple[Any, tuple[str, ...]]:
+    """Load the tokenizer of a folder, and say what of it does not suit the encoder.
+
+    It must not have tokens that the encoder does not know, and of an empty text it must make one, the end token, as
+    UMT5 was trained: one of another kind puts others around every prompt, or makes nothing of an empty one.
+    """
     tokenizer = _load_tokenizer(folder)
-    if len(tokenizer) <= vocab_size:
-        return tokenizer, ()
-    return tokenizer, (f"tokenizer has {len(tokenizer)} tokens, text_encoder only {vocab_size}",)
+    problems = []
+    if len(tokenizer) > vocab_size:
+        problems.append(f"tokenizer has {len(tokenizer)} tokens, text_encoder only {vocab_size}")
+    of_nothing = [int(token) for token in tokenizer("", add_special_tokens=True)["input_ids"]]
+    if len(of_nothing) != 1 or tokenizer.eos_token_id not in (None, *of_nothing):
+        problems.append(f"tokenizer must make one token of an empty text, the end token, it makes {of_nothing}")
+    return tokenizer, tuple(problems)
 
 
 def _load_tokenizer(folder: Path | None) -> Any:
