@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from worldmodel.checkpoint.component import Component
 from worldmodel.checkpoint.diffusers import ComponentReader
@@ -235,12 +235,16 @@ class _Sizes:
 def _text_config(sizes: _Sizes) -> Mapping[str, Any]:
     first = "encoder.block.0.layer.0.SelfAttention"
     num_heads = sizes.length(f"{first}.relative_attention_bias.weight", 1)
+    widths = {
+        "d_model": sizes.length("shared.weight", 1),
+        "d_ff": sizes.length("encoder.block.0.layer.1.DenseReluDense.wi_0.weight", 0),
+        "d_kv": sizes.length(f"{first}.q.weight", 0) // max(1, num_heads),
+        "num_heads": num_heads,
+        "vocab_size": sizes.length("shared.weight", 0),
+    }
     num_layers = len({name.split(".")[2] for name in sizes.tensors if name.startswith("encoder.block.")})
-    return text_encoder_config(
-        d_model=sizes.length("shared.weight", 1),
-        d_ff=sizes.length("encoder.block.0.layer.1.DenseReluDense.wi_0.weight", 0),
-        d_kv=sizes.length(f"{first}.q.weight", 0) // max(1, num_heads),
-        num_heads=num_heads,
-        num_layers=num_layers,
-        vocab_size=sizes.length("shared.weight", 0),
-    )
+    published = FULL.text_encoder
+    # Layers that are missing at the end would not show otherwise.
+    if all(published[key] == width for key, width in widths.items()):
+        num_layers = max(num_layers, cast("int", published["num_layers"]))
+    return text_encoder_config(**widths, num_layers=num_layers)

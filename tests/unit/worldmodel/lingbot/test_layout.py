@@ -273,6 +273,18 @@ def test_a_file_without_the_tensor_that_tells_its_size_says_so_by_its_key(
         load(folder)
 
 
+def test_layers_missing_at_the_end_of_the_published_text_encoder_are_missed(
+    checkpoints: dict[Layout, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its file states no depth: without the last layers it would look like a shallower encoder."""
+    monkeypatch.setattr("worldmodel.lingbot.original_layout.FULL", TINY)
+    folder = _linked_copy(checkpoints[Layout.ORIGINAL], tmp_path / "copy", without=(TEXT_ENCODER_FILE,))
+    whole = torch.load(checkpoints[Layout.ORIGINAL] / TEXT_ENCODER_FILE, weights_only=True)
+    torch.save({key: tensor for key, tensor in whole.items() if "blocks.1." not in key}, folder / TEXT_ENCODER_FILE)
+    with pytest.raises(CheckpointError, match=r"text_encoder: \d+ missing tensors \(blocks\.1\."):
+        load(folder)
+
+
 def test_two_keys_for_one_tensor_are_refused(checkpoints: dict[Layout, Path], tmp_path: Path) -> None:
     folder = _linked_copy(checkpoints[Layout.ORIGINAL], tmp_path / "copy", without=(VAE_FILE,))
     vae = torch.load(checkpoints[Layout.ORIGINAL] / VAE_FILE, weights_only=True)
