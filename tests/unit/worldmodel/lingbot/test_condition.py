@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from worldmodel.lingbot.condition import ConditionState, encode_clip_condition, next_condition, start_condition
-from worldmodel.wan.vae import ConvPath, WanVAE
+from worldmodel.wan.vae import ConvPath, VAECache, WanVAE
 
 FRAMES = 3
 
@@ -111,6 +111,23 @@ def test_a_stream_that_still_changes_is_never_taken_for_fixed(vae: WanVAE, image
         assert earlier is not None
         assert later is not None
         assert not later.equals(earlier)
+
+
+def test_one_bit_of_the_cache_that_changes_is_no_fixed_point(vae: WanVAE, image: Tensor) -> None:
+    """However small the change is and however often the stream has gone on: nothing says that it ends."""
+    encode, calls = vae.encode, itertools.count(1)
+
+    def unsteady(clip: Tensor, cache: VAECache | None = None) -> tuple[Tensor, VAECache]:
+        latents, after = encode(clip, cache)
+        first, *others = after.tensors
+        marked = first.clone()
+        marked.view(-1)[:1].view(torch.int32).fill_(next(calls))
+        return latents, VAECache(tensors=(marked, *others))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vae, "encode", unsteady)
+        _, states = stream(vae, image, 16)
+    assert not any(state.is_fixed for state in states)
 
 
 def test_a_state_can_be_used_again(vae: WanVAE, image: Tensor) -> None:
