@@ -161,6 +161,8 @@ def test_a_driver_that_hangs_is_given_up_and_undone_when_it_answers(memory: Mapp
     for thread in threading.enumerate():
         if thread.name == "page locking":
             thread.join()
+    # It locked what it was at, no more, and undid it.
+    assert [call[0] for call in runtime.calls] == ["register", "unregister"]
     assert runtime.locked == {}
     memory.close()
 

@@ -263,6 +263,15 @@ def test_memory_and_network_are_refused(tmp_path: Path, kind: str) -> None:
         CacheFolder(tmp_path / "cache", mounts=mounts)
 
 
+def test_a_link_to_memory_is_refused(tmp_path: Path) -> None:
+    mounts = mount_table(tmp_path, ("/", "ext4"), (str(tmp_path.resolve() / "memory"), "tmpfs"))
+    (tmp_path / "memory").mkdir()
+    (tmp_path / "cache").symlink_to(tmp_path / "memory")
+
+    with pytest.raises(CacheRootRefused, match="is on tmpfs"):
+        CacheFolder(tmp_path / "cache", mounts=mounts)
+
+
 def test_the_nearest_and_latest_mount_decides(tmp_path: Path) -> None:
     mounts = mount_table(tmp_path, ("/", "ext4"), ("/a", "nfs"), ("/a/b", "xfs"), ("/a/b", "tmpfs"))
 
