@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from worldmodel.dreamzero.embodiments import EMBODIMENTS, Tiling, embodiment
 from worldmodel.dreamzero.normalize import NormalizationMode, Normalizer, read_normalizer
-from worldmodel.dreamzero.observation import ObservationReader
+from worldmodel.dreamzero.observation import Cameras, Observation, ObservationReader
 from worldmodel.dreamzero.pictures import observation_clip, signed_pictures, start_picture, tile_views
 from worldmodel.dreamzero.prompts import REMEMBERED_PROMPTS, PromptEncoder, frame_prompt
 from worldmodel.dreamzero.robot import Robot, read_robot
@@ -281,6 +281,22 @@ def test_every_embodiment_reads_a_request(tag: str) -> None:
     expected = [30, 10, 30, 20] if entry.tiling is Tiling.WRIST_TOP else [10, 20, 30, 0]
     assert np.allclose(corners, expected, atol=1)
     assert "{prompt}" in entry.template
+
+
+def test_of_more_frames_than_a_call_looks_at_the_last_ones_count() -> None:
+    dims = {"joint_position": 7, "gripper_position": 1}
+    one = robot("yam", metadata("yam", ["a", "b"], dims, dims))
+    reader = ObservationReader(one, height=4, width=8)
+
+    def see(first: int, end: int, cameras: Cameras = ()) -> Observation:
+        frames = np.stack([np.full((6, 8, 3), 10 * number, np.uint8) for number in range(first, end)])
+        return reader.read(dict.fromkeys(one.cameras, frames), cameras)
+
+    begun = see(0, 6)
+    np.testing.assert_array_equal(begun.pictures_THW3, see(5, 6).pictures_THW3)
+    long, short = see(6, 13, begun.cameras), see(9, 13, begun.cameras)
+    assert np.allclose(long.pictures_THW3[:, 0, 0, 0], [90, 100, 110, 120], atol=1)
+    np.testing.assert_array_equal(long.pictures_THW3, short.pictures_THW3)
 
 
 def test_templates_tell_which_camera_is_where() -> None:
