@@ -158,6 +158,9 @@ def test_a_phone_has_room_for_all_and_a_thumb_between_two_keys_holds_both(standi
     page.page.wait_for_function("() => document.getAnimations().every((each) => each.playState === 'finished')")
     assert overlapping(page, "#link-card", ".pad") == []
     assert overlapping(page, ".cards", ".prompt .field, .pad") == []
+    # Half of a usual window: what is left of it at a zoom of 200 %.
+    page.page.set_viewport_size({"width": 640, "height": 400})
+    assert overlapping(page, ".prompt .field", ".pad") == []
     page.close()
 
 
