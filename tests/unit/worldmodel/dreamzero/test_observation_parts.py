@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from worldmodel.dreamzero.embodiments import EMBODIMENTS, Tiling, embodiment
 from worldmodel.dreamzero.normalize import NormalizationMode, Normalizer, read_normalizer
 from worldmodel.dreamzero.observation import Cameras, Observation, ObservationReader
-from worldmodel.dreamzero.pictures import observation_clip, signed_pictures, start_picture, tile_views
+from worldmodel.dreamzero.pictures import observation_clip, signed_pictures, start_picture, tile_views, transform_view
 from worldmodel.dreamzero.prompts import REMEMBERED_PROMPTS, PromptEncoder, frame_prompt
 from worldmodel.dreamzero.robot import Robot, read_robot
 from worldmodel.dreamzero.training_config import TrainingConfig
@@ -62,6 +62,13 @@ def test_statistics_by_row_are_for_as_many_rows_as_there_are(num_rows: int | Non
     statistics = {"q01": [[0.0]] * 24, "q99": [1.0]}
     read_normalizer(statistics, NormalizationMode.Q99, 1, where="x", problems=problems, num_rows=num_rows)
     assert len(problems) == count
+
+
+def test_a_crop_is_rounded_down_and_its_place_to_even() -> None:
+    frames = np.random.default_rng(0).integers(0, 256, (1, 41, 10, 3), dtype=np.uint8)
+    # 0.95 of 41 and 10 is 38.95 and 9.5; what is left at both sides is 3 and 1, a half of which is 1.5 and 0.5.
+    seen = transform_view(frames, 38, 9)
+    assert np.allclose(seen.astype(int), frames[:, 2:40, :9], atol=1)
 
 
 def test_quadrants() -> None:
