@@ -97,6 +97,16 @@ def test_the_image_runs_as_a_user_without_rights() -> None:
     assert runtime.index(users[0]) < next(i for i, line in enumerate(runtime) if line.startswith("ENTRYPOINT"))
 
 
+def test_the_image_can_be_reached_from_outside_at_the_port_that_is_published() -> None:
+    lines = (ROOT / "Dockerfile").read_text(encoding="utf-8").splitlines()
+    (command,) = [json.loads(line.removeprefix("CMD ")) for line in lines if line.startswith("CMD ")]
+    (port,) = [line.split()[1] for line in lines if line.startswith("EXPOSE ")]
+    assert command[command.index("--host") + 1] == "0.0.0.0"
+    assert int(port) == ServerSection().port
+    compose = yaml.safe_load((FOLDER / "compose.yaml").read_text(encoding="utf-8"))
+    assert [each.split(":")[1] for each in compose["services"]["worldserve"]["ports"]] == [port]
+
+
 def test_the_unit_starts_what_its_head_installs() -> None:
     unit = (FOLDER / "worldserve.service").read_text(encoding="utf-8")
     (line,) = re.findall(r"^ExecStart=(.*)$", unit, re.M)
