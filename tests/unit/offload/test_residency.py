@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offload.errors import BudgetTooSmall
-from offload.residency import LayerPart, plan_residency
+from offload.residency import LayerPart, PartPlan, plan_residency
 
 FORWARD = LayerPart(name="forward", layer_bytes=600, uses_per_chunk=5)
 CAMERA = LayerPart(name="camera", layer_bytes=200, uses_per_chunk=1)
@@ -51,7 +51,10 @@ def test_resident_layers_are_spread_and_begin_with_the_first() -> None:
 
 
 def test_layers_that_all_have_a_buffer_are_copied_once() -> None:
-    assert plan_residency((FORWARD,), 2, 1200).copied_bytes_per_chunk == 0
+    for resident, copied_bytes in ((frozenset({0, 1}), 0), (frozenset({0}), 5 * 3 * 600)):
+        plan = PartPlan(part=FORWARD, num_layers=4, resident=resident)
+        assert plan.copied_bytes_per_chunk == copied_bytes
+        assert plan.host_bytes == (4 - len(resident)) * 600
 
 
 def test_the_plan_is_told_in_words() -> None:

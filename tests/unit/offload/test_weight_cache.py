@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,15 @@ def test_what_changes_the_bytes_is_another_request(cache: WeightCache) -> None:
     keys = {request().key, request("other").key, request(precision="fp8").key, request(tensor_parallel="0/2").key}
     assert len(keys) == 4
     assert request().key == request().key
+    specs = request().files[FILES[0]]
+    for other in (
+        [replace(specs[0], shape=(8, 16)), specs[1]],
+        [replace(specs[0], dtype=torch.float16), specs[1]],
+        [replace(specs[0], name="another"), specs[1]],
+        [specs[1], specs[0]],
+    ):
+        keys.add(replace(request(), files={**request().files, FILES[0]: other}).key)
+    assert len(keys) == 8
     open_entry(cache).close()
     assert cache.find(request(precision="fp8"), Validation.FAST) is None
 
@@ -315,6 +325,9 @@ def test_entries_are_listed_by_their_last_use(cache: WeightCache, folder: CacheF
     found = list(list_entries(folder))
 
     assert [facts.address for facts in found] == addresses
+    for number, address in enumerate(addresses):
+        os.utime(folder.lock_file(address), (0, 500 - number))
+    assert [facts.address for facts in list_entries(folder)] == addresses[::-1]
     assert [facts.used_s for facts in found] == [700, 800, 900]
     assert [facts.metadata["number"] for facts in found] == ["0", "1", "2"]
     assert all(facts.problem is None and not facts.is_in_use and facts.num_bytes > 640 for facts in found)
