@@ -49,6 +49,11 @@ WRONG = {
         {"q": [stored("q", 0, dtype=torch.float32)]},
         r"stored as torch\.float32, computed with as torch\.bfloat16",
     ),
+    "other columns": (
+        [Recipe(tensor=TensorSpec(name="a", dtype=BF16, shape=(2, 4)), keys=("q",))],
+        CHECKPOINT,
+        "do not add up",
+    ),
     "other rows": ([recipe("a", "q", rows=5)], CHECKPOINT, "do not add up"),
 }
 

@@ -418,6 +418,25 @@ def test_entries_that_another_process_evicts_meanwhile_are_passed_over(
     assert list(folder.temporary.iterdir()) == []
 
 
+def test_what_another_process_takes_or_evicts_meanwhile_is_left_to_it(
+    cache: WeightCache, folder: CacheFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    addresses = build_three(cache, folder)
+    facts = list(list_entries(folder))
+    aside = folder.temporary / f"{addresses[0]}.evicted.x"
+    aside.mkdir()
+    # Nobody was seen to use it when the list was made.
+    monkeypatch.setattr("offload.cache_upkeep.list_entries", lambda folder, mine: facts)
+
+    with held_by_another(folder.lock_file(addresses[0])):
+        removed = prune(folder, max_bytes=0, max_age_s=None, now_s=1000.0)
+
+    assert [each.address for each in removed] == addresses[1:]
+    assert [entry.name for entry in folder.entries.iterdir()] == addresses[:1]
+    assert [each.name for each in folder.requests.iterdir()] == [f"{request('source 0', number='0').key}.json"]
+    assert aside.exists()
+
+
 def test_folders_that_are_no_entries_are_left_alone(cache: WeightCache, folder: CacheFolder) -> None:
     open_entry(cache).close()
     (folder.entries / "lost+found").mkdir()
