@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -24,7 +25,10 @@ TOOLS = {
 
 
 def run_tool(verb: str, arguments: Sequence[str]) -> int:
-    """Run a verb's program on this terminal and return its exit code."""
+    """Run a verb's program on this terminal and return its exit code, 128 + N if signal N ended it.
+
+    SIGTERM is handed on: a program that nobody waits for would write its 74 GB to the end.
+    """
     module, _ = TOOLS[verb]
     if not packages_root().joinpath(*module.split(".")).with_suffix(".py").is_file():
         print(
@@ -32,4 +36,13 @@ def run_tool(verb: str, arguments: Sequence[str]) -> int:
         )
         return 2
     command = [sys.executable, "-P", "-m", module, *arguments]
-    return subprocess.run(command, env=worker_environment(cpu_threads=1), check=False).returncode
+    with subprocess.Popen(command, env=worker_environment(cpu_threads=1)) as program:
+        before = signal.signal(signal.SIGTERM, lambda number, frame: program.send_signal(number))
+        try:
+            code = program.wait()
+        except KeyboardInterrupt:
+            program.kill()
+            raise
+        finally:
+            signal.signal(signal.SIGTERM, before)
+    return code if code >= 0 else 128 - code
