@@ -32,7 +32,7 @@ from typing import Any
 
 import torch
 from device_memory import bound_device, live_sizes, memory_gib
-from full_size import provenance, run_chunks
+from full_size import FIRST_STEADY_CHUNK, provenance, run_chunks
 from streamed_worker import Loaded, check_bits, close_session, load, plan_share, planned_gib, show_memory
 
 from offload.link import measure_link
@@ -158,8 +158,8 @@ def lift_bound(loaded: Loaded) -> None:
 
 
 def num_fill_chunks(arguments: argparse.Namespace) -> int:
-    """Return how many chunks it takes until the window is full."""
-    return 2 if arguments.tiny else 7
+    """Return how many chunks it takes until the window is full and the condition no longer encoded."""
+    return 2 if arguments.tiny else FIRST_STEADY_CHUNK
 
 
 def median_ms(rows: list[dict[str, float]]) -> float:
