@@ -498,9 +498,11 @@ def test_the_wait_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         raise BlockingIOError(11, "held")
 
     monkeypatch.setattr("offload.file_lock.fcntl.lockf", held)
+    num_open = len(os.listdir("/proc/self/fd"))
     with pytest.raises(CacheBusy, match=r"lock is held by another process for more than 1 s"):
         FileLock.take(tmp_path / "lock", is_shared=False, timeout_s=1.0, clock=lambda: next(times), sleep=waits.append)
     assert len(waits) == 2
+    assert len(os.listdir("/proc/self/fd")) == num_open
 
 
 def test_nobody_waits_for_another_builder_longer_than_is_said(cache: WeightCache, folder: CacheFolder) -> None:
