@@ -204,7 +204,7 @@ class DreamZeroAdapter:
         self._show_prompt(prompt, state, chunk)
         pictures_CTYX = signed_pictures(observation.pictures_THW3, *self._picture_size, self._device)
         first_CFYX: Tensor | None = None
-        if self._restarts(prompt, pictures_CTYX.shape[1], state):
+        if self._restarts(prompt, state):
             first_CFYX, condition_CFYX = self._begin_run(pictures_CTYX, chunk)
             observed_CFYX = first_CFYX
         else:
@@ -237,13 +237,16 @@ class DreamZeroAdapter:
             decode_ms=0.0,
         )
 
-    def _restarts(self, prompt: Prompt, num_frames: int, state: DreamZeroState) -> bool:
-        """Tell whether a call begins a new run: nothing before it, another prompt, one frame, or no room left."""
+    def _restarts(self, prompt: Prompt, state: DreamZeroState) -> bool:
+        """Tell whether a call begins a new run: nothing before it, another prompt, or no room left.
+
+        The official code also begins anew with one frame. Here that is the first call of an episode and no other: later
+        ones are filled up to four frames.
+        """
         limit = self._model.sizes.transformer.restart_latent_frame
         return (
             state.prompt is None
             or state.prompt.token_ids != prompt.token_ids
-            or num_frames == 1
             or limit is None
             or state.start_latent_frame >= limit
         )
