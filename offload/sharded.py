@@ -102,15 +102,22 @@ class ShardedCopies:
 
 
 class RankAgreement:
-    """Compares what ranks are about to do. `group` is one for host memory, gloo; a comparison takes a round trip."""
+    """Compares what ranks are about to do. `group` is one for host memory, gloo; a comparison takes a round trip.
 
-    def __init__(self, sharing: Sharing, group: dist.ProcessGroup) -> None:
+    `part` is the number of the part of the model that it is about, the same on all ranks.
+    """
+
+    def __init__(self, sharing: Sharing, group: dist.ProcessGroup, part: int = 0) -> None:
         self._sharing = sharing
         self._group = group
+        self._part = part
 
     def check(self, state: Sequence[int]) -> None:
-        """Raise `RanksDisagree`, on every rank, unless all have the same state."""
-        own = torch.tensor(state, dtype=torch.int64)
+        """Raise `RanksDisagree`, on every rank, unless all are at the same part with the same state.
+
+        States of all parts have the same length, so that ranks at different parts can be compared.
+        """
+        own = torch.tensor([self._part, *state], dtype=torch.int64)
         everyone = [torch.empty_like(own) for _ in range(self._sharing.num_ranks)]
         try:
             dist.all_gather(everyone, own, group=self._group)
@@ -118,4 +125,6 @@ class RankAgreement:
             raise CopyFailed(f"rank {self._sharing.rank}: the other ranks do not answer ({error})") from error
         if any(not torch.equal(other, own) for other in everyone):
             shown = "; ".join(f"rank {rank} {other.tolist()}" for rank, other in enumerate(everyone))
-            raise RanksDisagree(f"ranks hold different layers, one of them has failed before: {shown}")
+            raise RanksDisagree(
+                f"ranks hold different layers or are at different parts, one has failed before: {shown}"
+            )

@@ -330,14 +330,13 @@ def make_streamers(
     groups: RankGroups | None = None,
 ) -> dict[str, LayerStreamer]:
     """Return a streamer for every part that has streamed layers, which are bound to their places in its buffers."""
-    agreement = None
     if groups is not None:
         transport = ShardedCopies(transport, groups.sharing, groups.device_group)
-        agreement = RankAgreement(groups.sharing, groups.host_group)
     stream = torch.cuda.Stream(device) if device.type == "cuda" else None
     streamers = {}
-    for name, parts in host.items():
+    for number, (name, parts) in enumerate(host.items()):
         if parts:
+            agreement = None if groups is None else RankAgreement(groups.sharing, groups.host_group, number)
             queue: CopyQueue = HostQueue() if stream is None else CudaQueue(stream, NUM_SLOTS)
             streamers[name] = LayerStreamer(layers.layouts[name], parts, transport, queue, device, agreement)
             for index in parts:

@@ -118,7 +118,8 @@ class LayerStreamer:
     def _agree(self, agreement: RankAgreement) -> None:
         """Compare with the other ranks what the buffers hold, which decides all copies of this pass."""
         try:
-            agreement.check([-1 if held is None else held for held in self._holds])
+            held = [-1 if held is None else held for held in self._holds]
+            agreement.check(held + [-1] * (NUM_SLOTS - len(held)))
         except RanksDisagree:
             # On all ranks alike, so that the next pass begins from the same state.
             self.forget()

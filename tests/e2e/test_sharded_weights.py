@@ -35,6 +35,9 @@ def test_ranks_keep_a_share_and_see_whole_layers(tmp_path: Path, num_ranks: int)
         # One rank lost what its buffers held: the next tick fails on all, the one after it is right on all.
         assert rank["after failure"] == "RanksDisagree"
         assert rank["recovered"] is True
+        # So it is where ranks are at different parts of the model.
+        assert rank["elsewhere"] == "RanksDisagree"
+        assert rank["together again"] is True
         assert rank["model"] is True
         assert rank["mapped model"] is True
 

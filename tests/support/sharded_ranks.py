@@ -114,13 +114,10 @@ def run_rank(folder: Path, rank: int, num_ranks: int) -> dict[str, object]:
     sharing = Sharing(rank=rank, num_ranks=num_ranks)
     groups = RankGroups(sharing=sharing, device_group=group, host_group=group)
     host = {index: own_share(LAYOUT, layer_tensors(index), sharing) for index in range(NUM_LAYERS)}
-    streamer = LayerStreamer(
-        LAYOUT,
-        host,
-        ShardedCopies(DirectCopies(), sharing, group),
-        HostQueue(),
-        torch.device("cpu"),
-        RankAgreement(sharing, group),
+    transport = ShardedCopies(DirectCopies(), sharing, group)
+    streamer, other = (
+        LayerStreamer(LAYOUT, host, transport, HostQueue(), torch.device("cpu"), RankAgreement(sharing, group, part))
+        for part in range(2)
     )
     found: dict[str, object] = {"host_bytes": sum(part.num_bytes for part in host.values())}
     found["passes"] = [run_pass(streamer) for _ in range(3)]
@@ -136,6 +133,14 @@ def run_rank(folder: Path, rank: int, num_ranks: int) -> dict[str, object]:
     except RanksDisagree as error:
         found["after failure"] = type(error).__name__
     found["recovered"] = run_pass(streamer)
+    # The last rank is at another part, whose buffers hold what the others' do.
+    other.forget()
+    streamer.forget()
+    try:
+        found["elsewhere"] = run_pass(other if rank == num_ranks - 1 else streamer)
+    except RanksDisagree as error:
+        found["elsewhere"] = type(error).__name__
+    found["together again"] = run_pass(streamer) and run_pass(other)
     streamer.close()
     found["model"] = run_model(groups, residents=2) and run_model(groups, residents=0)
     found["mapped model"] = run_model(groups, residents=1, file=folder / f"weights-{rank}")
