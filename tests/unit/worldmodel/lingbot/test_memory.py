@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -99,6 +101,13 @@ def test_a_published_session_in_bytes() -> None:
     assert 4.6e9 < denoise_bytes < decode_bytes
     assert spec.worker_owned_bytes == decode_bytes + 2 * 9 * 1560 * 5120 * 4 + vae_caches
     assert 35e9 < spec.required_bytes(1) < 36e9
+    document = (Path(__file__).parents[4] / "docs/models/lingbot_world.md").read_text(encoding="utf-8")
+    table = document.split("## Memory at 832x480", 1)[1]
+    told = dict(re.findall(r"^\| (.+?)[:,] .* \| ([\d.]+)(?: each)? \|$", table, re.M))
+    assert float(told["worker"]) == round((spec.worker_owned_bytes - vae_caches) / 1e9, 1)
+    assert float(told["VAE caches of a session"]) == round(vae_caches / 1e9, 1)
+    assert float(told["K/V of a session"]) == round(spec.storage_bytes(1) / 1e9, 1)
+    assert float(told["text K/V of a session"]) == round(spec.staging_bytes / 1e9, 2)
 
 
 @pytest.mark.parametrize(
