@@ -43,7 +43,8 @@ class Authenticator:
             return None
         token = _token(headers, subprotocols)
         if token is None:
-            raise NotAllowed(ErrorCode.UNAUTHORIZED, "a token is needed: Authorization: Bearer TOKEN")
+            text = "a token is needed: Authorization: Bearer TOKEN, or Authorization: Api-Key TOKEN"
+            raise NotAllowed(ErrorCode.UNAUTHORIZED, text)
         matches = [hmac.compare_digest(token.encode(), known.encode()) for known in self._tokens]
         if not any(matches):
             raise NotAllowed(ErrorCode.UNAUTHORIZED, "the token is not known")

@@ -49,6 +49,11 @@ def test_no_token_or_a_wrong_one_is_refused(headers: dict[str, str], subprotocol
     assert "gamma" not in caught.value.message
 
 
+def test_who_gave_no_token_is_told_both_headers() -> None:
+    with pytest.raises(NotAllowed, match=r"Authorization: Bearer TOKEN, or Authorization: Api-Key TOKEN"):
+        PROTECTED.authenticate({})
+
+
 @pytest.mark.parametrize(
     ("offered", "accepted"),
     [
