@@ -44,13 +44,19 @@ MAX_JSON_DEPTH = 200
 """What is parsed and checked by recursion, with room on the stack for who called."""
 
 MAX_CPU_THREADS = 4096
+TOKEN = re.compile(r"[A-Za-z0-9._~+/=!#$%&*^|:@?-]+")
+"""What a client can send in a header; no brackets and quotes, as of a list that was meant as one."""
+
 DEVICE = re.compile(r"cpu|cuda(:[0-9]{1,3})?")
 PRESETS = ("ultrafast", "superfast", "veryfast", "faster", "fast", "medium", "slow")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSection:
-    """Sockets and shutdown. No `tokens`: no authentication. No `allowed_origins`: same origin only."""
+    """Sockets and shutdown. No `tokens`: no authentication. No `allowed_origins`: same origin only.
+
+    Tokens have the characters that headers carry; in a flag or a variable they stand with commas between them.
+    """
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -68,9 +74,20 @@ class ServerSection:
     def __post_init__(self) -> None:
         require(0 <= self.port <= 65535, "server.port", "0 to 65535", self.port)
         require(self.shutdown_s > 0, "server.shutdown_s", "seconds above 0", self.shutdown_s)
+        self._check_tokens()
         require(self.log_level in LOG_LEVELS, "server.log_level", f"one of {', '.join(LOG_LEVELS)}", self.log_level)
         formats = f"one of {', '.join(LOG_FORMATS)}"
         require(self.log_format in LOG_FORMATS, "server.log_format", formats, self.log_format)
+
+    def _check_tokens(self) -> None:
+        """Refuse what no client could send, such as a list in brackets. The text shows no token."""
+        if all(TOKEN.fullmatch(token) for token in self.tokens):
+            return
+        raise ConfigError(
+            "server.tokens: expected tokens of ASCII without blanks, brackets, quotes, semicolons and backslashes; a "
+            "flag or a variable has commas between them: t1,t2",
+            key="server.tokens",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -65,6 +65,20 @@ def test_flag_wins_over_environment_wins_over_file(write):
     assert (config.session.lead_chunks, config.server.port, config.media.crf) == (3, 5, 30)
 
 
+@pytest.mark.parametrize("text", ['["t1","t2"]', "[t1,t2]", "'t1'", '"t1"', "t1 t2", "t1;t2", "tökén", "{t1}", "t1\\"])
+def test_tokens_that_no_client_could_send_are_refused_unseen(write, text: str):
+    with pytest.raises(ConfigError, match=r"^WORLDSERVE_SERVER_TOKENS: expected tokens .* commas between them: t1,t2$"):
+        load_config(write(MINIMAL), environment={"WORLDSERVE_SERVER_TOKENS": text})
+    with pytest.raises(ConfigError, match=r"config\.toml: server\.tokens: expected tokens ") as caught:
+        load_config(write(MINIMAL + f"[server]\ntokens = [{text!r}]\n"), environment={})
+    assert text not in str(caught.value)
+
+
+def test_tokens_of_base64_are_taken(write):
+    config = load_config(write(MINIMAL), environment={"WORLDSERVE_SERVER_TOKENS": "aB+/9==, a-b_c.d~e"})
+    assert config.server.tokens == ("aB+/9==", "a-b_c.d~e")
+
+
 def test_text_forms_of_lists_none_and_bool(write):
     config = load_config(
         write(MINIMAL),
