@@ -25,7 +25,7 @@ from worldmodel.errors import RequestRefused
 from worldmodel.fake import fail_for_good, fail_now
 from worldmodel.fake_options import FailureKind, command_of
 from worldmodel.fake_robot_options import FakeRobotOptions
-from worldmodel.messages import LoadStage, MediaFormat, RobotInfo, StartWorker, StateInput, Tick
+from worldmodel.messages import AppliedEvent, LoadStage, MediaFormat, RobotInfo, StartWorker, StateInput, Tick
 
 ACTION_HORIZON = 24
 ACTION_DIMS = 8
@@ -45,6 +45,9 @@ WINDOW_LATENT_FRAMES = 6
 NUM_VISIBLE_CHUNKS = WINDOW_LATENT_FRAMES // LATENT_FRAMES_PER_CHUNK
 HEAD_DIM = 4
 NUM_LAYERS = 2
+
+UNKNOWN_EVENT = AppliedEvent(event_id=0, latent_frame=0)
+"""What is reported as applied where wrong events are ordered; a robot's tick has none."""
 
 # Whole numbers below 2^24, which float32 holds exactly.
 NUM_MARKS = 2**23
@@ -173,7 +176,11 @@ class FakeRobotAdapter:
         digest = observe(state.digest, tick.prompt or "", arrays)
         marks = (*state.marks, int.from_bytes(digest[:3]) % NUM_MARKS)[-NUM_VISIBLE_CHUNKS:]
         num_chunks = state.num_chunks + 1
-        _write_kv(chunk, {num_chunks - len(marks) + index: mark for index, mark in enumerate(marks)})
+        _write_kv(
+            chunk,
+            {num_chunks - len(marks) + index: mark for index, mark in enumerate(marks)},
+            leave_out_last_layer=failure is FailureKind.INCOMPLETE,
+        )
         denoised_s = time.perf_counter()
         fail_now(failure, FailureKind.LATE)
         fail_for_good(failure)
@@ -183,7 +190,7 @@ class FakeRobotAdapter:
             media=FakeActions(actions_RA=actions_of(digest), lost=failure is FailureKind.MEDIA),
             not_finite=("actions",) if failure is FailureKind.NOT_FINITE else (),
             num_media_frames=0,
-            applied=(),
+            applied=(UNKNOWN_EVENT,) if failure is FailureKind.WRONG_EVENTS else (),
             pose=None,
             denoise_ms=1000.0 * (denoised_s - started_s),
             commit_ms=0.0,
@@ -231,13 +238,13 @@ def _refusal(name: str, problem: str) -> RequestRefused:
     return RequestRefused(f"{name}: {problem}", code="bad_observation", field=name)
 
 
-def _write_kv(chunk: ChunkTransaction, marks: Mapping[int, int]) -> None:
+def _write_kv(chunk: ChunkTransaction, marks: Mapping[int, int], *, leave_out_last_layer: bool) -> None:
     """Write K/V that names its run and frame, and check everything visible. Raises RuntimeError.
 
     `marks` maps chunk indices to the number that stands for the chunk.
     """
     written = range(chunk.first_latent_frame, chunk.first_latent_frame + chunk.num_latent_frames)
-    for layer in range(NUM_LAYERS):
+    for layer in range(NUM_LAYERS - leave_out_last_layer):
         k_NHD = _rows(written, marks, layer)
         chunk.write(layer, k_NHD, -k_NHD)
         k_SHD, v_SHD = chunk.visible(layer)

@@ -109,7 +109,7 @@ def test_prompt_order_and_reset_matter() -> None:
 def test_a_failed_chunk_was_never_observed() -> None:
     robot, twin = Robot(load(prompt_commands=True), "a"), Robot(load(), "b")
     np.testing.assert_array_equal(robot.step(seen(1)), twin.step(seen(1)))
-    for kind in ("early", "late"):
+    for kind in ("early", "late", "transient", "incomplete", "wrong_events", "not_finite"):
         with pytest.raises(TickRolledBack):
             robot.step(seen(2), prompt=f"!{kind}")
     with pytest.raises(RequestRefused, match="as ordered"):
