@@ -7,11 +7,13 @@ process and restarts nothing; `server/worker_client.py` does.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, assert_never
 
+from server.logs import about
 from worldmodel.errors import OutcomeUnknown, RequestRefused, TickRolledBack, WorkerUnavailable, WorldModelError
 from worldmodel.framing import Frame, FrameReader, FrameTooLarge, FramingError, encode_frame
 from worldmodel.messages import (
@@ -41,6 +43,8 @@ Notice = LoadProgress | WorkerReady | WorkerFailed
 Media = tuple[ChunkMedia, memoryview]
 
 SOCKET_CLOSED = "the worker closed its socket"
+
+log = logging.getLogger(__name__)
 
 _ANSWERS: dict[type[Request], type[Answer]] = {
     OpenSession: SessionOpened,
@@ -132,12 +136,18 @@ class WorkerLink(asyncio.BufferedProtocol):
 
     def _start_timer(self, pending: _Pending, missing: str) -> None:
         self._stop_timer(pending)
-        message = pending.message
-        reason = (
-            f"the worker gave no {missing} to {type(message).__name__} {message.request_id} of "
-            f"session {message.session_id} within {pending.timeout_s:g} s"
-        )
-        pending.timer = asyncio.get_running_loop().call_later(pending.timeout_s, self.fail, reason)
+        timer = asyncio.get_running_loop().call_later(pending.timeout_s, self._timed_out, pending, missing)
+        pending.timer = timer
+
+    def _timed_out(self, pending: _Pending, missing: str) -> None:
+        """Give the link up. Only who asked is told which request it was: all others have sessions of their own."""
+        message, within = pending.message, f"within {pending.timeout_s:g} s"
+        kind = type(message).__name__
+        reason = f"the worker gave no {missing} to {kind} {message.request_id} of session {message.session_id} {within}"
+        log.error("%s", reason, extra=about(session_id=message.session_id, request_id=message.request_id))
+        _reject(pending.answer, WorkerUnavailable(reason))
+        _reject(pending.media, WorkerUnavailable(reason))
+        self.fail(f"the worker gave no {missing} to a request ({kind}) {within}")
 
     @staticmethod
     def _stop_timer(pending: _Pending) -> None:

@@ -95,8 +95,8 @@ def test_media_that_does_not_come_costs_the_link_and_names_the_tick() -> None:
         with pytest.raises(WorkerUnavailable, match=r"no media to Tick r-0 of session s-1 within 10 s"):
             await media
         assert now() == committed_at_s + TICK_S, "the time of the media runs from the commit"
-        assert worker.lost == ["the worker gave no media to Tick r-0 of session s-1 within 10 s"]
-        with pytest.raises(WorkerUnavailable, match="no media to Tick"):
+        assert worker.lost == ["the worker gave no media to a request (Tick) within 10 s"]
+        with pytest.raises(WorkerUnavailable, match=r"no media to a request \(Tick\)"):
             worker.tick(1)
 
     linked(scenario)
@@ -135,13 +135,15 @@ def test_a_tick_that_is_answered_in_time_is_never_given_up() -> None:
     linked(scenario)
 
 
-def test_an_answer_that_does_not_come_is_named_too_and_fails_what_waits_behind_it() -> None:
+def test_an_answer_that_does_not_come_is_named_to_who_asked_and_fails_what_waits_behind_it() -> None:
     async def scenario(worker: Linked) -> None:
         started_s = now()
-        media = [worker.tick(index) for index in range(2)]
-        for each in media:
-            with pytest.raises(WorkerUnavailable, match=r"no answer to Tick r-0 of session s-1 within 10 s"):
-                await each
+        asked, behind = [worker.tick(index) for index in range(2)]
+        with pytest.raises(WorkerUnavailable, match=r"no answer to Tick r-0 of session s-1 within 10 s"):
+            await asked
+        with pytest.raises(WorkerUnavailable, match=r"^the worker gave no answer to a request \(Tick\) within 10 s$"):
+            await behind
+        assert worker.lost == ["the worker gave no answer to a request (Tick) within 10 s"]
         assert now() == started_s + TICK_S
 
     linked(scenario)
