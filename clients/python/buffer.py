@@ -9,15 +9,21 @@ from contextlib import contextmanager
 
 from clients.python.chunk import Chunk
 
+MOST_OF_LIMIT = 4
+"""Chunks that are kept at most, in limits; then the socket is read no further."""
+
 
 class ChunkBuffer:
     """Chunks that arrived and were not taken yet, then perhaps an end or an error.
 
-    Bounded: `room` waits while `limit` chunks lie here, so that the reader stops and the server with it. While someone
-    awaits an answer the bound is off, because the answer comes behind the chunks.
+    From `limit` chunks on it is full, and whoever fills it asks the server to pause until it is half empty. What is on
+    its way then still finds room: `room` waits only while `MOST_OF_LIMIT` times as many lie here, for servers that do
+    not pause. While someone awaits an answer that bound is off, because the answer comes behind the chunks.
     """
 
     def __init__(self, limit: int) -> None:
+        if limit < 1:
+            raise ValueError(f"max_buffered_chunks: expected at least 1, got {limit}")
         self._limit = limit
         self._items: deque[Chunk | Exception] = deque()
         self._num_awaiting = 0
@@ -45,8 +51,17 @@ class ChunkBuffer:
             raise item
         return item
 
+    async def full(self) -> None:
+        """Wait until so many chunks lie here that no more should be made."""
+        while len(self._items) < self._limit:
+            await self._next_change()
+
+    async def half_empty(self) -> None:
+        while len(self._items) > self._limit // 2:
+            await self._next_change()
+
     async def room(self) -> None:
-        while len(self._items) >= self._limit and not self._num_awaiting:
+        while len(self._items) >= MOST_OF_LIMIT * self._limit and not self._num_awaiting:
             await self._next_change()
 
     @contextmanager

@@ -23,6 +23,7 @@ from clients.python.errors import (
     SessionLost,
     WorldClientError,
 )
+from clients.python.flow import Flow
 from clients.python.link import Link, LinkClosed, LinkSettings, to_text
 from clients.python.receipts import Receipt, ReceiptBook
 from server.wire.messages import (
@@ -38,6 +39,7 @@ from server.wire.messages import (
     SessionClose,
     SessionClosedMessage,
     SessionEvent,
+    SessionPause,
     SessionQueued,
     SessionReset,
     SessionResume,
@@ -45,6 +47,7 @@ from server.wire.messages import (
     SessionStarted,
     SessionState,
     SessionStateMessage,
+    SessionUnpause,
     SessionWatching,
     WireModel,
 )
@@ -93,8 +96,9 @@ class ClientSession:
         self._ended = asyncio.Event()
         self._receipts = ReceiptBook()
         self._requests: list[_Request] = []
-        self._reader: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self.buffer = ChunkBuffer(settings.max_buffered_chunks)
+        self._flow = Flow(self.buffer, self._send_if_linked)
         self.queue_position: int | None = None
 
     @property
@@ -113,7 +117,10 @@ class ClientSession:
         text = to_text(SessionStart, fields)
         link = await Link.open(self._settings.link)
         self._enter(link, await link.start(text, self._on_queued))
-        self._reader = asyncio.create_task(self._read_until_the_end(link), name="world-reader")
+        self._tasks = [
+            asyncio.create_task(self._read_until_the_end(link), name="world-reader"),
+            asyncio.create_task(self._flow.run(), name="world-flow"),
+        ]
 
     async def close(self) -> None:
         """Send `session.close` and wait for its answer; without a link the session is left to expire."""
@@ -130,10 +137,10 @@ class ClientSession:
                 logger.warning("the server did not answer session.close within %g s", CLOSE_TIMEOUT_S)
 
     async def stop(self) -> None:
-        """End the reader and the link; settle everything that still waits."""
-        if self._reader is not None:
-            self._reader.cancel()
-            await asyncio.gather(self._reader, return_exceptions=True)
+        """End the tasks and the link; settle everything that still waits."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._link is not None:
             await self._link.close()
         self._end(None, SessionLost("the client was closed"))
@@ -149,11 +156,7 @@ class ClientSession:
         fields = {"type": "session.event", "event_id": event_id, "prompt": prompt, "controls": controls}
         text = self._checked(SessionEvent, fields)
         queued, receipt = self._receipts.open(event_id, self._run, text)
-        if self._link is not None:
-            try:
-                await self._link.send(text)
-            except LinkLost:
-                logger.debug("event %d waits for the link", event_id)
+        await self._send_if_linked(text)
         with self.buffer.unbounded():
             await queued
         return receipt
@@ -193,6 +196,31 @@ class ClientSession:
         finally:
             if entry in self._requests:
                 self._requests.remove(entry)
+
+    async def pause(self) -> None:
+        """Stop making chunks, and wait for the answer. Raises as `request` does."""
+        self._flow.is_paused = True
+        try:
+            await self.request(SessionPause, {"type": "session.pause"}, lambda said: said.state is SessionState.PAUSED)
+        except WorldClientError:
+            self._flow.is_paused = False
+            raise
+
+    async def unpause(self) -> None:
+        """Go on making chunks, where too many wait to be taken once they are. Raises as `request` does."""
+        self._flow.is_paused = False
+        if not self._flow.is_held:
+            fields = {"type": "session.unpause"}
+            await self.request(SessionUnpause, fields, lambda said: said.state is SessionState.ACTIVE)
+
+    async def _send_if_linked(self, text: str) -> None:
+        """Send what is said again on the next link anyway."""
+        if self._link is None:
+            return
+        try:
+            await self._link.send(text)
+        except LinkLost:
+            logger.debug("waits for the link: %s", text)
 
     # ------------------------------------------------------------ link
 
@@ -263,6 +291,7 @@ class ClientSession:
                 self._enter(link, await link.start(to_text(SessionResume, fields), self._on_queued))
                 for text in self._receipts.unanswered():
                     await link.send(text)
+                await self._flow.say_again()
                 return link
             except (ConnectFailed, LinkLost) as error:
                 logger.info("resume failed: %s", error)

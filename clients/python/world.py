@@ -24,11 +24,9 @@ from clients.python.session import ClientSession, SessionSettings
 from server.wire.messages import (
     PROTOCOL_VERSION,
     Pacing,
-    SessionPause,
     SessionReset,
     SessionStarted,
     SessionState,
-    SessionUnpause,
     StreamFormat,
 )
 
@@ -68,6 +66,7 @@ class WorldClient:
     Without `image` the server's own first image is taken, without `prompt` the one that it offers with the image.
     `pacing` "playback" reports what a viewer at media rate would have seen of the chunks taken from `chunks`; with
     `report_playback=False` call `report_shown` instead. Chunks must be taken: who does not take them stops the world.
+    Where `max_buffered_chunks` wait to be taken the session is paused, and goes on once half of them are taken.
     When the link breaks, the session is resumed after each of `resume_delays_s` in turn; none means never.
     `clock` and `sleep` are seconds of one clock.
 
@@ -247,15 +246,11 @@ class WorldClient:
 
     async def pause(self) -> None:
         """Stop making chunks; events still queue. Raises as `reset` does."""
-        await self._session.request(
-            SessionPause, {"type": "session.pause"}, lambda message: message.state is SessionState.PAUSED
-        )
+        await self._session.pause()
 
     async def unpause(self) -> None:
-        """Go on making chunks. Raises as `reset` does."""
-        await self._session.request(
-            SessionUnpause, {"type": "session.unpause"}, lambda message: message.state is SessionState.ACTIVE
-        )
+        """Go on making chunks, where too many wait to be taken once they are. Raises as `reset` does."""
+        await self._session.unpause()
 
     # ------------------------------------------------------------ watching
 

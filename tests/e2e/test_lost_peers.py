@@ -8,9 +8,10 @@ from collections.abc import Callable
 
 from fastapi import FastAPI
 
+from clients.python import WorldClient
 from server.app import create_app
 from server.config import SessionSection
-from tests.support.server_client import WorldSocket, fake_config, running
+from tests.support.server_client import WorldSocket, fake_config, png, running
 from tests.support.server_worker import ScriptedWorker, model_info
 
 
@@ -33,6 +34,22 @@ async def test_a_peer_that_does_not_take_its_chunks_is_given_up() -> None:
     app = create_app(config, worker=ScriptedWorker(model_info(width=256, height=256)))
     async with running(app, config) as url:
         await vanish_and_come_back(app, url, pacing="free", format="rgb24")
+
+
+async def test_a_python_client_that_is_slower_than_the_model_keeps_its_link() -> None:
+    config = fake_config()
+    app = create_app(config, worker=ScriptedWorker())
+    async with (
+        running(app, config, ws_ping_s=0.2) as url,
+        WorldClient(url, prompt="a town", image=png(), pacing="free", max_buffered_chunks=4) as world,
+    ):
+        (actor,) = app.state.context.table.all()
+        await until(lambda: actor.session.paused)
+        await asyncio.sleep(0.6)
+        for index in range(30):
+            chunk = await world.next_chunk()
+            assert chunk is not None
+            assert (chunk.chunk_index, chunk.header.epoch) == (index, 1)
 
 
 async def vanish_and_come_back(app: FastAPI, url: str, **fields: str) -> None:
