@@ -333,6 +333,12 @@ def test_entries_are_listed_by_their_last_use(cache: WeightCache, folder: CacheF
     assert all(facts.problem is None and not facts.is_in_use and facts.num_bytes > 640 for facts in found)
 
 
+def test_an_entry_is_used_when_it_is_opened(cache: WeightCache, folder: CacheFolder) -> None:
+    addresses = build_three(cache, folder)
+    cache.open_or_build(request("source 0", number="0"), make, Validation.FAST).close()
+    assert [facts.address for facts in list_entries(folder)] == [addresses[1], addresses[2], addresses[0]]
+
+
 @pytest.mark.parametrize(
     ("max_entries", "max_age_s", "num_removed"),
     [(None, None, 0), (2, None, 1), (0, None, 3), (None, 150.0, 2), (2, 50.0, 3)],
@@ -515,7 +521,7 @@ def test_nobody_waits_for_another_builder_longer_than_is_said(cache: WeightCache
         # What is there already needs no builder.
         open_entry(quick).close()
     # Neither for one who evicts.
-    with held_by_another(entry.lock.file), pytest.raises(CacheBusy):
+    with held_by_another(entry.lock.file), pytest.raises(CacheBusy, match=r"more than 0\.01 s"):
         quick.find(request(), Validation.FAST)
 
 
