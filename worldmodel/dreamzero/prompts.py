@@ -36,7 +36,8 @@ class Prompt:
 def frame_prompt(prompt: str, template: str) -> str:
     """Put a request's prompt into the robot's template, in lower case.
 
-    A prompt that is written as a Python literal stands for its value, a list or a tuple for its first element.
+    A prompt that is written as a Python literal of a text stands for that, a list or a tuple for its first element.
+    Any other value is left as it is written: that of a set, for one, is ordered differently in every process.
     """
     return template.replace("{prompt}", _value_of_literal(prompt).lower())
 
@@ -49,9 +50,9 @@ def _value_of_literal(prompt: str) -> str:
             # Words that are almost a literal, such as "2in 1", are no concern of the operator's.
             warnings.simplefilter("ignore", SyntaxWarning)
             value = ast.literal_eval(prompt)
-        if isinstance(value, list | tuple):
-            return str(value[0]) if value else prompt
-        return str(value)
+        if isinstance(value, list | tuple) and value:
+            value = value[0]
+        return value if isinstance(value, str) else prompt
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return prompt
 
