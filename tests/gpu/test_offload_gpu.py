@@ -20,6 +20,7 @@ from offload.streamer import LayerStreamer
 from offload.transports import DirectCopies, StagedCopies
 from tests.support.lingbot_streaming import resident, rollout, streamed, write_checkpoint
 from worldmodel.checkpoint.stored_component import StoredComponent
+from worldmodel.lingbot.streaming import use_growing_segments
 from worldmodel.offload_settings import OffloadSettings
 
 pytestmark = pytest.mark.gpu
@@ -135,6 +136,21 @@ def test_streamed_bits_are_those_of_resident_weights(
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
     weights.close()
     assert weights.locked_bytes == 0
+
+
+def test_memory_of_a_worker_that_streams_grows_in_place(caplog: pytest.LogCaptureFixture) -> None:
+    try:
+        use_growing_segments(DEVICE)
+        taken = torch.ones(2**26, dtype=torch.uint8, device=DEVICE)
+        [segment] = [
+            each
+            for each in torch.cuda.memory_snapshot()
+            if each["address"] <= taken.data_ptr() < each["address"] + each["total_size"]
+        ]
+        assert segment["is_expandable"]
+        assert caplog.text == ""
+    finally:
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
 
 
 def test_a_parked_module_computes_the_same(tmp_path: Path) -> None:
