@@ -86,7 +86,7 @@ def read_safetensors_header(file: Path) -> SafetensorsFile:
             str(file), f"is truncated: header of {header_length} bytes expected, {len(header_bytes)} found"
         )
     tensors = _parse(file, header_bytes)
-    _check_no_overlap(file, tensors)
+    _check_no_overlap_or_gap(file, tensors, first_byte=8 + header_length)
     expected = max((info.start_byte + info.num_bytes for info in tensors), default=8 + header_length)
     if num_bytes < expected:
         raise CheckpointError(str(file), f"is truncated: {expected} bytes expected, {num_bytes} found")
@@ -106,12 +106,19 @@ def _parse(file: Path, header_bytes: bytes) -> tuple[TensorInfo, ...]:
     )
 
 
-def _check_no_overlap(file: Path, tensors: tuple[TensorInfo, ...]) -> None:
-    """Refuse tensors that share bytes: a small file could otherwise stand for any amount of memory."""
-    end_byte, before = 0, ""
+def _check_no_overlap_or_gap(file: Path, tensors: tuple[TensorInfo, ...], *, first_byte: int) -> None:
+    """Refuse tensors that do not follow each other byte by byte, as the safetensors library does.
+
+    Where they shared bytes, a small file could stand for any amount of memory; bytes between them are of no tensor.
+    """
+    end_byte, before = first_byte, ""
     for info in sorted(tensors, key=lambda info: (info.start_byte, info.num_bytes)):
-        if info.num_bytes and info.start_byte < end_byte:
-            raise CheckpointError(str(file), f"tensors {before} and {info.name} share bytes")
+        if info.start_byte < end_byte:
+            raise CheckpointError(str(file), f"tensor {info.name} begins inside tensor {before}")
+        if info.start_byte > end_byte:
+            raise CheckpointError(
+                str(file), f"has {info.start_byte - end_byte} bytes of no tensor before tensor {info.name}"
+            )
         end_byte, before = info.start_byte + info.num_bytes, info.name
 
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 
 from worldmodel.checkpoint.errors import CheckpointError
 from worldmodel.checkpoint.safetensors_header import read_safetensors_header
@@ -106,7 +107,32 @@ def test_entry_that_contradicts_itself(file: Path, entry: object) -> None:
 def test_tensors_that_share_bytes(file: Path) -> None:
     entry = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
     write_raw(file, {"a": entry, "b": {**entry, "data_offsets": [4, 12]}}, bytes(12))
-    with pytest.raises(CheckpointError, match="tensors a and b share bytes"):
+    with pytest.raises(CheckpointError, match="tensor b begins inside tensor a"):
+        read_safetensors_header(file)
+
+
+@pytest.mark.parametrize("places", [((0, 8), (12, 20)), ((4, 12), (12, 20))], ids=["between", "before"])
+def test_bytes_of_no_tensor_are_refused_as_the_library_refuses_them(
+    file: Path, places: tuple[tuple[int, int], ...]
+) -> None:
+    entries = zip("ab", places, strict=True)
+    header = {name: {"dtype": "F32", "shape": [2], "data_offsets": place} for name, place in entries}
+    write_raw(file, header, bytes(20))
+    with pytest.raises(SafetensorError):
+        load_file(file)
+    with pytest.raises(CheckpointError, match=r"safetensors: has 4 bytes of no tensor before tensor [ab]$"):
+        read_safetensors_header(file)
+
+
+def test_an_empty_tensor_has_its_place_too(file: Path) -> None:
+    entry = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+    empty = {"dtype": "F32", "shape": [0]}
+    write_raw(file, {"a": entry, "b": {**empty, "data_offsets": [8, 8]}}, bytes(8))
+    assert [info.num_bytes for info in read_safetensors_header(file).tensors] == [8, 0]
+    write_raw(file, {"a": entry, "b": {**empty, "data_offsets": [4, 4]}}, bytes(8))
+    with pytest.raises(SafetensorError):
+        load_file(file)
+    with pytest.raises(CheckpointError, match="tensor b begins inside tensor a"):
         read_safetensors_header(file)
 
 
