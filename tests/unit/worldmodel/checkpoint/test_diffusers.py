@@ -342,6 +342,16 @@ def test_a_damaged_checkpoint_has_a_digest(folder: Path) -> None:
     assert open_checkpoint(folder).digest != whole
 
 
+@pytest.mark.parametrize("place", ["start", "middle", "end"])
+def test_a_digest_sees_one_byte_of_each_sample_of_a_large_file(folder: Path, place: str) -> None:
+    save_file({"large": torch.zeros(200_000)}, folder / "net/model.safetensors")
+    whole = open_checkpoint(folder).digest
+    content = bytearray((folder / "net/model.safetensors").read_bytes())
+    content[{"start": -800_000, "middle": len(content) // 2, "end": -1}[place]] = 1
+    (folder / "net/model.safetensors").write_bytes(content)
+    assert open_checkpoint(folder).digest != whole
+
+
 def test_a_list_of_names_too_long_for_a_sentence_is_whole_in_the_log(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
