@@ -3,6 +3,7 @@
     message in N fragments   ─> at most `limits.max_fragments`; counts as N where the rate of messages is bounded
     ping, pong               ─> at most `limits.max_control_frames_per_second`
     text that is not UTF-8   ─> closed with 1007, as RFC 6455 has it
+    no pong in time          ─> lost; while a frame is being written its pong stands behind it, and is waited for
 
 uvicorn takes any number of both. A frame needs six bytes and costs as much as a small message, and the fragments of a
 message that never ends are kept. It also closes a socket while bytes of the refused message arrive, on which the system
@@ -88,6 +89,27 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
     def handle_pong(self, event: Frame) -> None:
         if self._may_control():
             super().handle_pong(event)
+
+    def resume_writing(self) -> None:
+        """Give the pong its time from now on: the system has taken the frame that a ping or its pong stood behind."""
+        super().resume_writing()
+        self._wait_for_pong_again()
+
+    def keepalive_timeout(self) -> None:
+        """Give the peer up, but not while it still takes a frame: how long that may last the endpoint says.
+
+        uvicorn's `writable` is set unless more waits in the transport than the system takes at once.
+        """
+        if self.writable.is_set() or self.transport.is_closing():
+            super().keepalive_timeout()
+        else:
+            self._wait_for_pong_again()
+
+    def _wait_for_pong_again(self) -> None:
+        if self.pong_timer is not None:
+            assert self.ping_timeout is not None
+            self.pong_timer.cancel()
+            self.pong_timer = self.loop.call_later(self.ping_timeout, self.keepalive_timeout)
 
     def send_receive_event_to_app(self) -> None:
         num_fragments, num_queued = len(self.frames), self.queue.qsize()

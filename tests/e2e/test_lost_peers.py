@@ -29,6 +29,44 @@ async def test_a_peer_that_no_longer_answers_pings_is_noticed() -> None:
         await vanish_and_come_back(app, url, pacing="playback")
 
 
+async def test_a_reader_over_a_slow_link_is_not_lost_in_the_middle_of_a_chunk() -> None:
+    """Its pong stands behind a chunk of 1 MB, which takes several times as long as a pong may."""
+    config = fake_config()
+    app = create_app(config, worker=ScriptedWorker(model_info(width=256, height=192)))
+    async with running(app, config, ws_ping_s=0.1, send_buffer_bytes=32768) as url:
+        client = await WorldSocket.open(url, ping_interval=None, sock=narrow_socket(url))
+        slow = asyncio.create_task(read_slowly(client.connection.transport))
+        try:
+            started = await client.start(pacing="free", format="rgb24")
+            actor = app.state.context.table.find(started["session_id"], None)
+            for index in range(2):
+                assert (await client.media()).header.chunk_index == index
+            assert (actor.parked_at, actor.session.epoch) == (None, 1)
+        finally:
+            slow.cancel()
+            await client.drop()
+
+
+def narrow_socket(url: str) -> socket.socket:
+    """Connect with a receive buffer so small that what is not read is not taken."""
+    host, port = url.removeprefix("http://").rstrip("/").split(":")
+    narrow = socket.socket()
+    narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32768)
+    narrow.connect((host, int(port)))
+    narrow.setblocking(False)
+    return narrow
+
+
+async def read_slowly(transport: asyncio.Transport) -> None:
+    """Read for a moment, and not for a longer one, again and again."""
+    while True:
+        transport.pause_reading()
+        await asyncio.sleep(0.01)
+        transport.resume_reading()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+
 async def test_a_peer_that_does_not_take_its_chunks_is_given_up() -> None:
     config = fake_config(session=SessionSection(stall_timeout_s=0.3))
     app = create_app(config, worker=ScriptedWorker(model_info(width=256, height=256)))

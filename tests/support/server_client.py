@@ -162,9 +162,16 @@ class WorldSocket:
 
 
 @asynccontextmanager
-async def running(app: FastAPI, config: ServerConfig, *, ws_ping_s: float | None = None) -> AsyncIterator[str]:
-    """Serve an application in this event loop and give its URL. `ws_ping_s` replaces interval and time-out of pings."""
+async def running(
+    app: FastAPI, config: ServerConfig, *, ws_ping_s: float | None = None, send_buffer_bytes: int | None = None
+) -> AsyncIterator[str]:
+    """Serve an application in this event loop and give its URL. `ws_ping_s` replaces interval and time-out of pings.
+
+    `send_buffer_bytes` bounds what the system takes of what a client does not read.
+    """
     listener = socket.create_server(("127.0.0.1", 0))
+    if send_buffer_bytes is not None:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
     server = world_server(app, config)
     if ws_ping_s is not None:
         server.config.ws_ping_interval = server.config.ws_ping_timeout = ws_ping_s

@@ -28,10 +28,16 @@ MAX_BYTES = 4096
 class Peer:
     """A client whose bytes are handed over by hand, and an application that keeps what it receives."""
 
-    def __init__(self, limits: LimitsSection) -> None:
+    def __init__(self, limits: LimitsSection, *, ping_s: float | None = None) -> None:
         self.received: list[dict[str, Any]] = []
         config = ConnectionConfig(
-            self._serve, limits=limits, interface="asgi3", log_config=None, ws_ping_interval=None, ws_max_size=MAX_BYTES
+            self._serve,
+            limits=limits,
+            interface="asgi3",
+            log_config=None,
+            ws_ping_interval=ping_s,
+            ws_ping_timeout=ping_s,
+            ws_max_size=MAX_BYTES,
         )
         config.load()
         self.wire = Wire()
@@ -72,6 +78,60 @@ async def connected(limits: LimitsSection = LIMITS) -> AsyncIterator[Peer]:
     await settle()
     assert not peer.server.tasks
     assert peer.received[-1]["type"] == "websocket.disconnect"
+
+
+@asynccontextmanager
+async def pinged(ping_s: float) -> AsyncIterator[Peer]:
+    """A peer that is pinged, and answers nothing by itself."""
+    peer = Peer(LIMITS, ping_s=ping_s)
+    peer.connect()
+    await settle()
+    yield peer
+    peer.server.connection_lost(None)
+    await settle()
+
+
+def test_a_peer_without_a_pong_is_lost_but_not_while_it_takes_a_frame() -> None:
+    async def main() -> None:
+        async with pinged(5.0) as peer:
+            peer.server.pause_writing()
+            await asyncio.sleep(47)
+            assert not peer.wire.is_closed
+            peer.server.resume_writing()
+            await asyncio.sleep(4.9)
+            assert not peer.wire.is_closed, "the pong has its time from the end of the frame on"
+            await asyncio.sleep(0.2)
+            assert peer.wire.is_closed
+            assert peer.close == (1011, "keepalive ping timeout")
+
+    run_virtual(main())
+
+
+def test_pings_go_on_after_a_pong_that_came_late() -> None:
+    async def main() -> None:
+        async with pinged(5.0) as peer:
+            peer.server.pause_writing()
+            await asyncio.sleep(12)
+            peer.server.resume_writing()
+            peer.send(Frame(Opcode.PONG, peer.wire.written[-4:]))
+            # The next ping goes at once, since the last one took longer than their distance.
+            await asyncio.sleep(4.9)
+            assert not peer.wire.is_closed
+            await asyncio.sleep(0.2)
+            assert peer.wire.is_closed
+
+    run_virtual(main())
+
+
+def test_a_peer_that_vanished_is_lost_within_twice_the_ping_time() -> None:
+    async def main() -> None:
+        async with pinged(5.0) as peer:
+            await asyncio.sleep(9.9)
+            assert not peer.wire.is_closed
+            await asyncio.sleep(0.2)
+            assert peer.wire.is_closed
+
+    run_virtual(main())
 
 
 class RefusedPeer(Peer):
