@@ -24,8 +24,7 @@ def test_what_is_imported_is_named() -> None:
 
 def test_a_worker_installs_nothing_that_it_does_not_import() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    # The tokenizer library reads some tokenizers with it.
-    assert set(project["optional-dependencies"]["model"]) - _imported() == {"sentencepiece"}
+    assert set(project["optional-dependencies"]["model"]) - _imported() == set()
 
 
 def _imported() -> set[str]:

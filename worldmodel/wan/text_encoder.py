@@ -33,9 +33,8 @@ RESIDENT_BYTES = 2 * 1024**3
 
 
 VOCABULARY_FILE = "tokenizer.json"
-VOCABULARY_FILES = (VOCABULARY_FILE, "spiece.model")
 CONFIG_FILE = "tokenizer_config.json"
-TOKENIZER_FILES = (*VOCABULARY_FILES, CONFIG_FILE)
+TOKENIZER_FILES = (VOCABULARY_FILE, CONFIG_FILE)
 """What a tokenizer can be loaded from; the last alone is enough for one without a vocabulary (bytes)."""
 
 BYTE_TOKENIZER = "ByT5Tokenizer"
@@ -203,7 +202,7 @@ def _file_problems(folder: Path) -> tuple[str, ...]:
         return tuple(problems)
     if (folder / VOCABULARY_FILE).is_file():
         problems += _vocabulary_problems(folder / VOCABULARY_FILE)
-    elif not any((folder / name).is_file() for name in VOCABULARY_FILES):
+    else:
         problems += _class_problems(folder)
     return tuple(problems)
 
@@ -213,7 +212,7 @@ def _class_problems(folder: Path) -> list[str]:
     found = read_json_object(folder / CONFIG_FILE).get("tokenizer_class")
     if found == BYTE_TOKENIZER:
         return []
-    return [f"{folder} has none of {', '.join(VOCABULARY_FILES)}, which only a {BYTE_TOKENIZER} does without"]
+    return [f"{folder} has no {VOCABULARY_FILE}, which only a {BYTE_TOKENIZER} does without"]
 
 
 def _vocabulary_problems(file: Path) -> list[str]:
