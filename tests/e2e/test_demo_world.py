@@ -211,8 +211,8 @@ async def test_a_new_prompt_changes_the_picture(demo: DemoProcess) -> None:
 async def test_pictures_are_those_of_the_true_world(demo: DemoProcess) -> None:
     """Model, decoder, colours, H.264 and steering together, against the renderer the world was learnt from.
 
-    Standing still has 26 dB and walking 21 to 25. Full range taken for limited gives 24 and 20 to 23, red taken for
-    blue 12, a picture that does not move 9 to 20, and keys that act a chunk late 8 to 20.
+    Standing still has 26 to 27 dB and walking 21 to 25. Full range taken for limited gives 24 and 20 to 23, red taken
+    for blue 12, a picture that does not move 9 to 20, and keys that act a chunk late 8 to 20.
     """
     async with DAY.client(demo.world_url, pacing="playback", report_playback=False) as world:
         watched = Watched(start=DAY, world=world)
