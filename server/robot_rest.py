@@ -14,7 +14,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from server.context import ServerContext
-from server.dialects.robot import make_observation, robot_config
+from server.dialects.robot import make_observation, robot_config, taken_arrays
 from server.errors import BadInput, ErrorCode, ServerError
 from server.ids import new_session_id
 from server.rest_requests import (
@@ -250,14 +250,14 @@ def _activity(actor: RobotActor, now: float) -> RobotActivityView:
 async def _read_step(request: Request, context: ServerContext, session_id: str) -> tuple[int, int | None, Observation]:
     """Return step id, run and observation of a step in either form. Raises `ServerError`."""
     require_content_type(request, JSON_TYPE, *MSGPACK_TYPES)
-    limits = context.config.limits
+    limits, taken = context.config.limits, taken_arrays(context)
     body = await read_body(request, context.config.robot.max_message_bytes, "robot.max_message_bytes")
     try:
         if content_type_of(request) == JSON_TYPE:
             step = await parse_model(body, RobotStep, limits)
-            arrays = await asyncio.to_thread(read_step_arrays, step)
+            arrays = await asyncio.to_thread(read_step_arrays, step, taken)
             return step.step_id, step.run, make_observation(step.prompt, arrays, limits.max_prompt_chars)
-        packed = await asyncio.to_thread(read_request, body)
+        packed = await asyncio.to_thread(read_request, body, taken)
     except MalformedRequest as error:
         raise BadInput(ErrorCode.BAD_MESSAGE, str(error), field=error.field) from error
     if not isinstance(packed, InferRequest):

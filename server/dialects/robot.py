@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from starlette.responses import PlainTextResponse
@@ -95,6 +95,14 @@ def robot_config(info: RobotInfo) -> RobotConfig:
         needs_stereo_camera=info.needs_stereo_camera,
         action_space=info.action_space,
     )
+
+
+def taken_arrays(context: ServerContext) -> Collection[str] | None:
+    """Return the names of the arrays that the model takes, None before it is known."""
+    info = context.worker.info
+    if info is None or info.robot is None:
+        return None
+    return (*info.robot.cameras, *(state.name for state in info.robot.states))
 
 
 def make_observation(prompt: str, arrays: Mapping[str, Array], max_prompt_chars: int) -> Observation:
@@ -199,7 +207,7 @@ class RobotDialog:
 
     async def on_binary(self, data: bytes) -> None:
         self._withdraw()
-        request = await _read(data)
+        request = await _read(data, taken_arrays(self._context))
         match request:
             case ResetRequest():
                 self._reset(request)
@@ -353,11 +361,11 @@ def _ending(actor: RobotActor) -> ServerError:
     return UnknownId(ErrorCode.SESSION_LOST, text)
 
 
-async def _read(data: bytes) -> RobotRequest:
+async def _read(data: bytes, taken: Collection[str] | None) -> RobotRequest:
     try:
         if len(data) > LARGE_REQUEST_BYTES:
-            return await asyncio.to_thread(read_request, data)
-        return read_request(data)
+            return await asyncio.to_thread(read_request, data, taken)
+        return read_request(data, taken)
     except MalformedRequest as error:
         raise BadInput(ErrorCode.BAD_MESSAGE, str(error), field=error.field) from error
 

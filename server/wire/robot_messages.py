@@ -1,14 +1,15 @@
 """The messages of the `robot` dialect: what a robot asks, and every form of answer as the bytes on the wire.
 
 A request is one MessagePack map. `endpoint` "reset" begins a new episode; anything else, or none, asks for actions, as
-both servers that robot clients are written for do it. Everything that is an array, or numbers below `observation/`, is
-part of the observation; the model says what it takes. Other keys (`seed`, `sampling_params`) have no effect.
+both servers that robot clients are written for do it. Everything that is an array, or stands below `observation/`, is
+part of the observation. What the model does not take of it may be anything that can be read, and has no effect, like
+other keys (`seed`, `sampling_params`).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
@@ -74,8 +75,8 @@ class ResetRequest:
 RobotRequest = InferRequest | ResetRequest
 
 
-def read_request(data: bytes | memoryview) -> RobotRequest:
-    """Read one request. Raises `MalformedRequest`."""
+def read_request(data: bytes | memoryview, taken: Collection[str] | None = None) -> RobotRequest:
+    """Read one request. `taken`: names of the arrays that the model takes, None for all. Raises `MalformedRequest`."""
     try:
         value = unpack_message(data)
     except MalformedMsgpack as error:
@@ -93,7 +94,7 @@ def read_request(data: bytes | memoryview) -> RobotRequest:
         # Without a step id it is one of the keys that have no effect, whatever a client means by it.
         run=None if step_id is None else _read_count(value.pop("run", None), "run"),
         prompt=_read_text(value.pop("prompt", None), "prompt"),
-        arrays=_read_arrays(value),
+        arrays=_read_arrays(value, taken),
     )
 
 
@@ -108,21 +109,23 @@ def read_session_id(value: object) -> str | None:
     return value
 
 
-def read_observation(values: Mapping[str, object]) -> dict[str, Array]:
-    """Check arrays by key and turn bare numbers and lists of them into float64 arrays. Raises `MalformedRequest`."""
+def read_observation(values: Mapping[str, object], taken: Collection[str] | None = None) -> dict[str, Array]:
+    """Check arrays by key and turn bare numbers and lists of them into float64 arrays. Raises `MalformedRequest`.
+
+    Only what is `taken` is looked at and returned; None takes all.
+    """
     if len(values) > MAX_ARRAYS:
         raise MalformedRequest(f"the observation has {len(values)} arrays: expected at most {MAX_ARRAYS}")
-    return {name: _read_array(value, name) for name, value in values.items()}
+    return {name: _read_array(value, name) for name, value in values.items() if taken is None or name in taken}
 
 
-def _read_arrays(request: Mapping[str, WireValue]) -> dict[str, Array]:
-    return read_observation(
-        {
-            name: value
-            for name, value in request.items()
-            if isinstance(value, np.ndarray) or name.startswith(OBSERVATION_PREFIX)
-        }
-    )
+def _read_arrays(request: Mapping[str, WireValue], taken: Collection[str] | None) -> dict[str, Array]:
+    values = {
+        name: value
+        for name, value in request.items()
+        if isinstance(value, np.ndarray) or name.startswith(OBSERVATION_PREFIX)
+    }
+    return read_observation(values, taken)
 
 
 def _read_array(value: object, name: str) -> Array:

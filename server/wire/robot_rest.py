@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Collection
 from typing import Annotated, Any
 
 from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
@@ -132,12 +133,15 @@ class RobotDescription(WireModel):
     config: dict[str, Any]
 
 
-def read_step_arrays(step: RobotStep) -> dict[str, Array]:
-    """Return the observation of a JSON step as arrays. Raises `MalformedRequest` naming the array."""
+def read_step_arrays(step: RobotStep, taken: Collection[str] | None = None) -> dict[str, Array]:
+    """Return the observation of a JSON step as arrays. Raises `MalformedRequest` naming the array.
+
+    `taken`: names of the arrays that the model takes, None for all.
+    """
     values: dict[str, object] = {}
     for name, value in step.observation.items():
         values[name] = _decode(value, name) if isinstance(value, ArrayBody) else value
-    return read_observation(values)
+    return read_observation(values, taken)
 
 
 def _decode(body: ArrayBody, name: str) -> Array:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 
+import numpy as np
 import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
@@ -12,6 +13,7 @@ from websockets.exceptions import InvalidStatus
 from server.config import ServerSection
 from tests.support.robot_client import (
     BARE,
+    CAMERAS,
     JOINTS,
     OFFICIAL,
     OPENPI,
@@ -47,18 +49,18 @@ async def test_the_order_of_the_config_is_that_of_the_address() -> None:
         assert list(openpi.config)[1] == "n_external_cameras"
 
 
-async def test_the_worker_gets_every_array_and_the_prompt() -> None:
+async def test_the_worker_gets_every_array_that_the_model_takes_and_the_prompt() -> None:
     async with serving_robots() as server:
         robot = await server.connect()
-        await robot.infer(7, frames=4, prompt="Pick it up", **{"observation/gripper_position": 0.5}, seed=3)
+        unused = {"observation/cartesian_position": np.full(6, np.nan), "observation/task": "x", "mask": np.zeros(3)}
+        await robot.infer(7, frames=4, prompt="Pick it up", **unused, seed=3)
         (session,) = server.worker.sessions.values()
         (tick,) = session.ticks
         assert tick.prompt == "Pick it up"
         shapes = {part.name: (part.dtype, part.shape) for part in tick.arrays}
-        assert shapes[JOINTS] == ("<f4", (7,))
-        assert shapes["observation/wrist_image_left"] == ("|u1", (4, 4, 6, 3))
-        assert shapes["observation/gripper_position"] == ("<f8", ())
-        assert "seed" not in shapes
+        assert shapes == {JOINTS: ("<f4", (7,))} | dict.fromkeys(CAMERAS, ("|u1", (4, 4, 6, 3)))
+        refused = await robot.infer(8, **{JOINTS: np.full(7, np.nan)})
+        assert error_text(refused) == f"bad_message: {JOINTS}: expected finite numbers, got NaN or infinity"
 
 
 async def test_a_step_id_comes_back_with_timing() -> None:

@@ -120,6 +120,21 @@ def test_a_wrong_field_is_named(fields: dict[str, Any], field: str | None) -> No
     assert field is None or str(caught.value).startswith(field)
 
 
+@pytest.mark.parametrize("value", ["text", None, {"a": 1}, [1, [2]], True, np.array([0.0, np.nan]), float("inf")])
+def test_what_the_model_does_not_take_may_be_anything(value: Any) -> None:
+    fields = {"observation/x": value, "observation/joint_position": STATE, "mask": np.zeros(3, bool)}
+    request = read_request(pack_message(fields), taken=("observation/joint_position", "observation/gripper_position"))
+    assert isinstance(request, InferRequest)
+    assert list(request.arrays) == ["observation/joint_position"]
+    with pytest.raises(MalformedRequest, match=r"^observation/x: "):
+        read_request(pack_message(fields), taken=("observation/x",))
+
+
+def test_what_the_model_does_not_take_is_bounded_all_the_same() -> None:
+    with pytest.raises(MalformedRequest, match=r"the observation has 65 arrays: expected at most 64"):
+        read_request(pack_message({f"observation/{index}": 1 for index in range(65)}), taken=())
+
+
 @pytest.mark.parametrize("data", [b"", b"\xc1", pack_message([1]), pack_message(STATE), b"\x80\x80"])
 def test_what_is_no_map_is_refused(data: bytes) -> None:
     with pytest.raises(MalformedRequest):
