@@ -48,6 +48,9 @@ SCHEDULER_FACTS = {
     "prediction_type": "flow_prediction",
     "use_flow_sigmas": True,
     "use_dynamic_shifting": False,
+    "use_karras_sigmas": False,
+    "use_exponential_sigmas": False,
+    "use_beta_sigmas": False,
     "num_train_timesteps": NUM_TRAIN_TIMESTEPS,
 }
 """What the sampler takes for granted; a scheduler that says otherwise is of another kind of model."""
