@@ -24,6 +24,7 @@ from worldmodel.checkpoint.json_file import read_json_object
 from worldmodel.checkpoint.safetensors_header import TensorInfo
 from worldmodel.checkpoint.stored_component import StoredComponent, sampled_digest
 from worldmodel.checkpoint.torch_file import read_torch_index
+from worldmodel.json_checks import describe
 from worldmodel.lingbot.published import (
     FULL,
     SCHEDULER,
@@ -190,7 +191,9 @@ def transformer_config(content: Mapping[str, Any], subject: str) -> dict[str, An
     config = {ours: content[theirs] for theirs, ours in _RENAMED_KEYS.items() if theirs in content}
     dim, heads = content.get("dim"), content.get("num_heads")
     if not isinstance(dim, int) or not isinstance(heads, int) or heads < 1 or dim % heads:
-        raise CheckpointError(subject, f"config: dim must be a multiple of num_heads, got {dim!r} and {heads!r}")
+        raise CheckpointError(
+            subject, f"config: dim must be a multiple of num_heads, got {describe(dim)} and {describe(heads)}"
+        )
     config["attention_head_dim"] = dim // heads
     config["qk_norm"] = "rms_norm_across_heads" if content.get("qk_norm", True) else None
     config["patch_size"] = content.get("patch_size", [1, 2, 2])

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from worldmodel.checkpoint.config_values import integer, number
-from worldmodel.json_checks import describe
+from worldmodel.checkpoint.config_values import fixed, integer, number
 
 TEXT_ROWS = 512
 """Rows of text the network attends to, padding included, where the config does not say `text_len`."""
@@ -109,8 +108,7 @@ def read_transformer_config(content: Mapping[str, object]) -> TransformerConfig:
     `sliding_window_num_frames` counts the sink. `local_attn_size` of -1 means that it is not used.
     """
     for key, expected in _FIXED:
-        if key in content and content[key] != expected:
-            raise ValueError(f"{key} must be {expected!r}, got {describe(content[key])}")
+        fixed(content.get(key, expected), key, expected)
 
     def size(key: str) -> int:
         return integer(_required(content, key), key, maximum=_MAXIMA[key])

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from worldmodel.checkpoint.config_values import integer, number
+from worldmodel.checkpoint.config_values import fixed, integer, number
 from worldmodel.wan.layers import RMSNorm
 
 _FIXED: tuple[tuple[str, object], ...] = (
@@ -75,8 +75,7 @@ class UMT5Config:
 def parse_umt5_config(content: Mapping[str, object]) -> UMT5Config:
     """Read a transformers config. Raises ValueError for a missing size and for a structure this module has not."""
     for key, expected in _FIXED:
-        if content.get(key, expected) != expected:
-            raise ValueError(f"text encoder config: {key} must be {expected!r}, got {content[key]!r}")
+        fixed(content.get(key, expected), f"text encoder config: {key}", expected)
     missing = [key for key in _SIZES if key not in content]
     if missing:
         raise ValueError(f"text encoder config: missing {', '.join(missing)}")

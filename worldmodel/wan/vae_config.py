@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from worldmodel.checkpoint.config_values import integer, number
+from worldmodel.checkpoint.config_values import fixed, integer, number
 from worldmodel.json_checks import describe
 
 _REQUIRED = (
@@ -93,9 +93,7 @@ def parse_vae_config(config: Mapping[str, object]) -> VAEConfig:
     if unknown:
         raise ValueError(f"VAE config: unknown settings {', '.join(unknown)}")
     for key, accepted in _FIXED.items():
-        value = config.get(key, accepted)
-        if (list(value) if isinstance(value, tuple) else value) != accepted:
-            raise ValueError(f"VAE config: {key} = {value!r} is not supported, expected {accepted!r}")
+        fixed(config.get(key, accepted), f"VAE config: {key}", accepted)
     decoder_base_dim = config.get("decoder_base_dim")
     base_dim = _width(config["base_dim"], "base_dim")
     return VAEConfig(

@@ -369,9 +369,17 @@ def test_an_original_config_keeps_how_many_text_rows_are_attended_to() -> None:
     assert "text_len" not in transformer_config({"dim": 64, "num_heads": 2}, "here")
 
 
-@pytest.mark.parametrize("content", [{"dim": 64, "num_heads": 3}, {"dim": "64", "num_heads": 2}, {"num_heads": 2}])
-def test_an_original_config_of_impossible_width_is_refused(content: dict[str, object]) -> None:
-    with pytest.raises(CheckpointError, match="config: dim must be a multiple of num_heads"):
+@pytest.mark.parametrize(
+    ("content", "got"),
+    [
+        ({"dim": 64, "num_heads": 3}, "64 and 3"),
+        ({"dim": "64", "num_heads": 2}, "'64' and 2"),
+        ({"num_heads": 2}, "null and 2"),
+        ({"dim": True, "num_heads": 2}, "true and 2"),
+    ],
+)
+def test_an_original_config_of_impossible_width_is_refused(content: dict[str, object], got: str) -> None:
+    with pytest.raises(CheckpointError, match=f"config: dim must be a multiple of num_heads, got {got}$"):
         transformer_config(content, "here")
 
 
