@@ -135,6 +135,40 @@ def test_damage_of_every_kind_is_found_and_the_entry_is_built_again(cache: Weigh
     check_entry(rebuilt.folder, Validation.FULL)
 
 
+def test_a_damaged_entry_goes_whatever_takes_its_place_and_keeps_no_lock(
+    cache: WeightCache, folder: CacheFolder
+) -> None:
+    entry = open_entry(cache)
+    entry.close()
+    DAMAGE["manifest"](entry.folder)
+
+    with pytest.raises(CacheDamaged):
+        cache.find(request(), Validation.FAST)
+    assert not is_locked_for_others(entry.lock.file)
+
+    rebuilt = cache.open_or_build(request(), lambda file: make(file, 3), Validation.FAST)
+    assert rebuilt.folder != entry.folder
+    assert list(folder.entries.iterdir()) == [rebuilt.folder]
+
+
+def test_an_entry_that_is_evicted_before_it_is_locked_is_a_miss(
+    cache: WeightCache, folder: CacheFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = open_entry(cache)
+    entry.close()
+    take = FileLock.take
+
+    def evicted(file: Path, *, is_shared: bool, timeout_s: float) -> FileLock:
+        shutil.rmtree(folder.entries / file.stem)
+        return take(file, is_shared=is_shared, timeout_s=timeout_s)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FileLock, "take", evicted)
+        assert cache.find(request(), Validation.FAST) is None
+    assert not is_locked_for_others(entry.lock.file)
+    assert open_entry(cache).was_built
+
+
 @pytest.mark.parametrize("damage", set(DAMAGE) - {"data", "first data byte"})
 def test_the_fast_check_finds_all_but_flipped_data(cache: WeightCache, damage: str) -> None:
     entry = open_entry(cache)
