@@ -25,6 +25,7 @@ from server.errors import (
 )
 from server.logs import about
 from server.robot_answers import actions_lost, read_actions, server_timing
+from server.robot_arrivals import Arrivals
 from server.robot_calls import DROPPED, FAILED, REFUSED, RobotCalls, Submission
 from server.robot_history import CallHistory
 from server.robot_services import RobotServices
@@ -83,6 +84,7 @@ class RobotActor:
         self.created_at = self.active_at = services.clock()
         self.num_steps = 0
         self.history = CallHistory()
+        self.arrivals = Arrivals()
         self.close_reason: str | None = None
         """Why it was closed, from the moment that a close begins; also if that fails."""
         self.end_reason: str | None = None

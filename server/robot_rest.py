@@ -154,8 +154,11 @@ async def step_robot_session(session_id: str, request: Request) -> RobotStepResu
     """
     context, owner = context_of(request), authorize(request)
     actor = _rest_session(context, session_id, owner)
-    step_id, run, observation = await _read_step(request, context, session_id)
-    answer = await actor.submit(observation, step_id=step_id, run=run).answer()
+    async with actor.arrivals.arrival() as wait_for_earlier:
+        step_id, run, observation = await _read_step(request, context, session_id)
+        await wait_for_earlier()
+        submission = actor.submit(observation, step_id=step_id, run=run)
+    answer = await submission.answer()
     if _wants_msgpack(request):
         packed = pack_step_answer(
             StepAnswer(

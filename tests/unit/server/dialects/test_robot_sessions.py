@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import quote
 
@@ -10,6 +12,7 @@ import pytest
 
 from server.config import LimitsSection, RobotSection, ServerSection
 from server.errors import ServerError
+from server.wire.robot_arrays import pack_message
 from tests.support.robot_client import (
     OFFICIAL,
     RobotServer,
@@ -159,6 +162,32 @@ async def test_a_name_that_rest_holds_is_said_to_be_in_use_by_it() -> None:
         await robot.infer(1, session_id="leg")
         refused = (await rest.post("/", json={"session_id": "leg"})).json()["error"]
         assert refused["message"] == "session_id 'leg' is in use by another connection (robot.same_session)"
+
+
+async def test_a_small_step_over_rest_does_not_overtake_a_large_one() -> None:
+    async with serving_robots() as server, rest_of(server) as rest:
+        await rest.post("", json={"session_id": "arm"})
+        (actor,) = server.robots.all()
+        packed = pack_message(observation(1, step_id=1))
+        rest_may_come = asyncio.Event()
+
+        async def slow_body() -> AsyncIterator[bytes]:
+            yield packed[:100]
+            await rest_may_come.wait()
+            yield packed[100:]
+
+        def step(content: bytes | AsyncIterator[bytes]) -> asyncio.Task[httpx.Response]:
+            headers = {"Content-Type": "application/msgpack"}
+            return asyncio.create_task(rest.post("/arm/step", content=content, headers=headers))
+
+        large = step(slow_body())
+        await server.until(lambda: actor.arrivals.num_unread == 1)
+        small = step(pack_message(observation(2, step_id=2)))
+        await server.until(lambda: actor.arrivals.num_unread == 2)
+        rest_may_come.set()
+        answers = [(await each).json() for each in (large, small)]
+        assert [answer["actions"][0][0] for answer in answers] == [1.0, 2.0], answers
+        assert server.worker.seen == [1.0, 2.0]
 
 
 @pytest.mark.parametrize("name", ["a/b c", "a/step", "/", "a//b/", "ü?#%2F"])
