@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from worldmodel.checkpoint.component import Component
+from worldmodel.checkpoint.config_values import shown
 from worldmodel.checkpoint.diffusers import ComponentReader
 from worldmodel.checkpoint.errors import CheckpointError, naming
 from worldmodel.checkpoint.json_file import read_json_object
@@ -66,6 +67,9 @@ _RENAMED_KEYS = {
     "local_attn_size": "local_attn_size",
 }
 """Key of the original transformer config: its key in the diffusers layout."""
+
+_ORIGINAL_KEYS = ("dim", *(theirs for theirs, ours in _RENAMED_KEYS.items() if theirs != ours))
+"""Keys that only original configs have."""
 
 _WINDOW_KEYS = ("sink_size", "num_frames_per_block", "sliding_window_num_frames", "local_attn_size")
 
@@ -180,13 +184,13 @@ class OriginalCheckpoint:
 
 
 def transformer_config(content: Mapping[str, Any], subject: str) -> dict[str, Any]:
-    """Give an original transformer config the keys of the diffusers layout; one that has them already stays as it is.
+    """Give an original transformer config the keys of the diffusers layout; one of these keys alone stays as it is.
 
     `local_attn_size` counts the sink too, so where it is given (-1 is not) it is the window unless the config says one.
     The window and the chunk length may be absent: then the published values hold, and the log says so. Raises
-    `CheckpointError` if the width is no multiple of the heads.
+    `CheckpointError` if the width is no multiple of the heads, or two keys contradict each other.
     """
-    if "num_attention_heads" in content:
+    if "num_attention_heads" in content and not any(key in content for key in _ORIGINAL_KEYS):
         return dict(content)
     config = {ours: content[theirs] for theirs, ours in _RENAMED_KEYS.items() if theirs in content}
     dim, heads = content.get("dim"), content.get("num_heads")
@@ -195,6 +199,7 @@ def transformer_config(content: Mapping[str, Any], subject: str) -> dict[str, An
             subject, f"config: dim must be a multiple of num_heads, got {describe(dim)} and {describe(heads)}"
         )
     config["attention_head_dim"] = dim // heads
+    _check_no_contradiction(content, config, subject)
     config["qk_norm"] = "rms_norm_across_heads" if content.get("qk_norm", True) else None
     config["patch_size"] = content.get("patch_size", [1, 2, 2])
     if config.get("local_attn_size", -1) != -1:
@@ -205,6 +210,16 @@ def transformer_config(content: Mapping[str, Any], subject: str) -> dict[str, An
         logger.info("%s: config has no %s, the published values hold: %s", subject, ", ".join(absent), defaults)
         config |= defaults
     return config
+
+
+def _check_no_contradiction(content: Mapping[str, Any], config: Mapping[str, Any], subject: str) -> None:
+    """Compare the keys of the diffusers layout that an original config has as well with what its own say."""
+    for key in (*_RENAMED_KEYS.values(), "attention_head_dim"):
+        if key in content and key in config and content[key] != config[key]:
+            raise CheckpointError(
+                subject,
+                f"config: {key} is {shown(content[key])}, the keys of the original layout make it {shown(config[key])}",
+            )
 
 
 def _renamed(file: Path, rename: Callable[[str], str]) -> dict[str, TensorInfo]:

@@ -369,6 +369,25 @@ def test_an_original_config_keeps_how_many_text_rows_are_attended_to() -> None:
     assert "text_len" not in transformer_config({"dim": 64, "num_heads": 2}, "here")
 
 
+def test_an_original_config_with_keys_of_both_layouts_is_an_original_one() -> None:
+    content = {"dim": 64, "num_heads": 2, "in_dim": 36, "num_layers": 2}
+    both = content | {"num_attention_heads": 2, "attention_head_dim": 32, "in_channels": 36}
+    assert transformer_config(both, "here") == transformer_config(content, "here")
+
+
+@pytest.mark.parametrize(
+    ("extra", "text"),
+    [
+        ({"num_attention_heads": 4}, "num_attention_heads is 4, the keys of the original layout make it 2"),
+        ({"attention_head_dim": 16}, "attention_head_dim is 16, the keys of the original layout make it 32"),
+        ({"in_channels": "36"}, "in_channels is '36', the keys of the original layout make it 36"),
+    ],
+)
+def test_an_original_config_that_contradicts_itself_is_refused(extra: dict[str, object], text: str) -> None:
+    with pytest.raises(CheckpointError, match=f"^here: config: {text}$"):
+        transformer_config({"dim": 64, "num_heads": 2, "in_dim": 36} | extra, "here")
+
+
 @pytest.mark.parametrize(
     ("content", "got"),
     [
