@@ -47,5 +47,5 @@ def test_a_setting_of_one_value_is_that_value() -> None:
     fixed(None, "image", None)
     with pytest.raises(ValueError, match=r"^patch must be \[1, 2, 2\], got \[1, 2, 4\]$"):
         fixed([1, 2, 4], "patch", [1, 2, 2])
-    with pytest.raises(ValueError, match="^image must be null, got 1280$"):
+    with pytest.raises(ValueError, match=r"^image must be null, got 1280$"):
         fixed(1280, "image", None)
