@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from worldmodel.checkpoint.component import Checkpoint, Component
-from worldmodel.checkpoint.config_values import number
+from worldmodel.checkpoint.config_values import number, shown
+from worldmodel.checkpoint.diffusers import Checkpoint as DiffusersCheckpoint
 from worldmodel.checkpoint.diffusers import open_checkpoint
 from worldmodel.checkpoint.errors import CheckpointError, findings_of, log_whole, naming
 from worldmodel.checkpoint.problems import Problem
@@ -26,6 +27,7 @@ from worldmodel.lingbot.camera import PACK
 from worldmodel.lingbot.config import MAX_FLOW_SHIFT, MIN_FLOW_SHIFT, LingBotOptions
 from worldmodel.lingbot.original_layout import OriginalCheckpoint, is_original_layout
 from worldmodel.lingbot.published import (
+    PIPELINE_CLASS,
     RANDOM_GAINS,
     TEXT_ENCODER_CLASS,
     TRANSFORMER_CLASS,
@@ -125,6 +127,7 @@ def build_empty(checkpoint: Checkpoint, options: LingBotOptions) -> EmptyModel:
             failures.append(error)
             return None
 
+    attempt(lambda: _check_index(checkpoint))
     transformer = attempt(lambda: _empty_transformer(checkpoint, options))
     vae = attempt(lambda: _empty_vae(checkpoint))
     text_encoder = attempt(lambda: empty_text_encoder(checkpoint.component("text_encoder")))
@@ -195,10 +198,34 @@ def _tokenizer_problems(checkpoint: Checkpoint, vocab_size: int | None) -> tuple
         return error.findings
 
 
+def _check_index(checkpoint: Checkpoint) -> None:
+    """Refuse a `model_index.json` of another kind of model, or of one with a second transformer for some timesteps.
+
+    Other layouts have no such file.
+    """
+    if not isinstance(checkpoint, DiffusersCheckpoint):
+        return
+    pipeline = checkpoint.index.get("_class_name", PIPELINE_CLASS)
+    second = checkpoint.index.get("transformer_2")
+    problems: list[str] = []
+    if pipeline != PIPELINE_CLASS:
+        problems.append(f"model_index.json: _class_name must be {shown(PIPELINE_CLASS)}, got {shown(pipeline)}")
+    if second not in (None, [None, None]):
+        problems.append(
+            f"model_index.json: transformer_2 must be null, as the model has one transformer, got {shown(second)}"
+        )
+    if problems:
+        raise CheckpointError(checkpoint.name, *problems)
+
+
 def _component(checkpoint: Checkpoint, name: str, class_name: str) -> Component:
+    """Return a component. Raises `LoadFailed` if the index or its own config says that it is of another class."""
     reader = checkpoint.component(name)
     if reader.class_name != class_name:
         raise LoadFailed(f"{name} must be a {class_name}, the checkpoint has a {reader.class_name}", field=name)
+    said = reader.config.get("_class_name", class_name)
+    if said != class_name:
+        raise LoadFailed(f"{name} config: _class_name must be {shown(class_name)}, got {shown(said)}", field=name)
     return reader
 
 

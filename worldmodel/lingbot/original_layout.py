@@ -191,7 +191,8 @@ def transformer_config(content: Mapping[str, Any], subject: str) -> dict[str, An
     `CheckpointError` if the width is no multiple of the heads, or two keys contradict each other.
     """
     if "num_attention_heads" in content and not any(key in content for key in _ORIGINAL_KEYS):
-        return dict(content)
+        # `_class_name` of this layout is what the authors' code calls its class; nobody published the name.
+        return {key: value for key, value in content.items() if key != "_class_name"}
     config = {ours: content[theirs] for theirs, ours in _RENAMED_KEYS.items() if theirs in content}
     dim, heads = content.get("dim"), content.get("num_heads")
     if not isinstance(dim, int) or not isinstance(heads, int) or heads < 1 or dim % heads:

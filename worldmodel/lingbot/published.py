@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+PIPELINE_CLASS = "LingBotWorldCausalDMDPipeline"
 TRANSFORMER_CLASS = "CausalLingBotWorldTransformer3DModel"
 VAE_CLASS = "AutoencoderKLWan"
 TEXT_ENCODER_CLASS = "UMT5EncoderModel"
@@ -46,7 +47,7 @@ class PublishedModel:
     def model_index(self) -> dict[str, object]:
         """Content of `model_index.json`."""
         return {
-            "_class_name": "LingBotWorldCausalDMDPipeline",
+            "_class_name": PIPELINE_CLASS,
             "_diffusers_version": "0.35.0.dev0",
             "boundary_ratio": 0.9,
             "image_encoder": [None, None],

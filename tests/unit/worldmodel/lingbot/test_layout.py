@@ -19,7 +19,7 @@ from worldmodel.checkpoint.errors import CheckpointError
 from worldmodel.checkpoint.plan import CheckpointPlan
 from worldmodel.checkpoint.writer import write_checkpoint
 from worldmodel.lingbot.config import LingBotOptions, parse_options
-from worldmodel.lingbot.empty_model import open_any
+from worldmodel.lingbot.empty_model import build_empty, open_any
 from worldmodel.lingbot.layout import Layout, plan_checkpoint
 from worldmodel.lingbot.original_layout import (
     TEXT_ENCODER_FILE,
@@ -136,6 +136,40 @@ def test_a_folder_that_holds_both_layouts_is_refused(tmp_path: Path) -> None:
         CheckpointError, match=r"holds both layouts, the original \(transformers/\) and that of diffusers"
     ):
         open_any(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("entries", "texts"),
+    [
+        (
+            {"transformer_2": ["diffusers", "Second"]},
+            ["transformer_2 must be null, as the model has one transformer, got ['diffusers', 'Second']"],
+        ),
+        (
+            {"_class_name": "WanPipeline", "transformer_2": 3},
+            [
+                "_class_name must be 'LingBotWorldCausalDMDPipeline', got 'WanPipeline'",
+                "transformer_2 must be null, as the model has one transformer, got 3",
+            ],
+        ),
+    ],
+)
+def test_an_index_of_another_kind_of_model_is_refused(
+    checkpoints: dict[Layout, Path], tmp_path: Path, entries: dict[str, object], texts: list[str]
+) -> None:
+    folder = _linked_copy(checkpoints[Layout.DIFFUSERS], tmp_path / "copy", without=("model_index.json",))
+    (folder / "model_index.json").write_text(json.dumps(TINY.model_index | entries))
+    with pytest.raises(CheckpointError) as caught:
+        build_empty(open_any(folder), LingBotOptions())
+    assert [str(problem) for problem in caught.value.problems] == [f"model_index.json: {text}" for text in texts]
+
+
+def test_an_index_may_leave_out_what_is_not_there(checkpoints: dict[Layout, Path], tmp_path: Path) -> None:
+    folder = _linked_copy(checkpoints[Layout.DIFFUSERS], tmp_path / "copy", without=("model_index.json",))
+    left_out = ("_class_name", "transformer_2")
+    index = {key: entry for key, entry in TINY.model_index.items() if key not in left_out}
+    (folder / "model_index.json").write_text(json.dumps(index))
+    build_empty(open_any(folder), LingBotOptions())
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -367,6 +401,11 @@ def test_the_statistics_that_the_original_layout_leaves_unsaid_are_those_of_the_
 def test_an_original_config_keeps_how_many_text_rows_are_attended_to() -> None:
     assert transformer_config({"dim": 64, "num_heads": 2, "text_len": 16}, "here")["text_len"] == 16
     assert "text_len" not in transformer_config({"dim": 64, "num_heads": 2}, "here")
+
+
+@pytest.mark.parametrize("keys", [{"dim": 64, "num_heads": 2}, {"num_attention_heads": 2}])
+def test_the_class_that_an_original_config_names_is_the_authors_affair(keys: dict[str, object]) -> None:
+    assert "_class_name" not in transformer_config(keys | {"_class_name": "WanModel"}, "here")
 
 
 def test_an_original_config_with_keys_of_both_layouts_is_an_original_one() -> None:

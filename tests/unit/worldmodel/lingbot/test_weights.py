@@ -140,6 +140,8 @@ def changed(part: str, **config: object) -> RandomCheckpoint:
         ("scheduler", {"use_exponential_sigmas": True}, "use_exponential_sigmas must be false, got true"),
         ("scheduler", {"use_beta_sigmas": True}, "use_beta_sigmas must be false, got true"),
         ("scheduler", {"num_train_timesteps": 500}, "num_train_timesteps must be 1000, got 500"),
+        ("transformer", {"_class_name": "WanModel"}, "must be 'CausalLingBotWorldTransformer3DModel', got 'WanModel'"),
+        ("vae", {"_class_name": 3}, "vae config: _class_name must be 'AutoencoderKLWan', got 3"),
         ("vae", {"temperal_downsample": [False, False, True]}, r"4 media frames .* temperal_downsample gives 2"),
     ],
 )
