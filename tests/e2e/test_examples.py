@@ -29,6 +29,7 @@ from server.wire.messages import StreamFormat
 from tests.support import game_fixtures, game_tools
 from tests.support.game_tools import GAMES
 from tests.support.server_process import ROOT, ServerProcess, running_configuration
+from tests.support.silent_relay import silent_relay
 
 GAME_CHUNKS = 3
 
@@ -291,6 +292,10 @@ async def test_game_clients_see_steer_and_resume(server: ServerProcess, tmp_path
             assert await tool.run(str(path)) == [digests(game_fixtures.CHUNK_INDEX, pictures)], tool.name
             said = await tool.run(address, "a town", "start", format, "7", str(GAME_CHUNKS))
             assert said == [*chunks, "applied 0", "resumed 2", "closed client"], tool.name
+        async with silent_relay(address, silenced_by="session.event") as relayed:
+            said = await tool.run(relayed, "a town", "start", "rgb24", "7", str(GAME_CHUNKS), "100")
+            assert said[:GAME_CHUNKS] == wanted["rgb24"], tool.name
+            assert {"applied 0", "resumed 3", "closed client"} <= set(said), tool.name
 
 
 # ---------------------------------------------------------------- the page about clients

@@ -1,9 +1,10 @@
 # The client without a window, for Godot 3: `godot3-server --script headless.gd ARGUMENTS`.
 #
-#     FILE                                    one binary frame from a file
-#     URL PROMPT IMAGE FORMAT SEED CHUNKS     so many chunks; then a key, a lost link, a close
+#     FILE                                              one binary frame from a file
+#     URL PROMPT IMAGE FORMAT SEED CHUNKS [PING_MS]     so many chunks; then a key, a lost link, a close
 extends SceneTree
 
+const Link = preload("world_link.gd")
 const Wire = preload("world_wire.gd")
 const GIVE_UP_MS = 60000
 
@@ -14,6 +15,7 @@ var _wanted
 var _last_chunk_index = -1
 var _step = "walk"
 var _resume
+var _link = Link.new()
 var _began_ms = OS.get_ticks_msec()
 
 
@@ -26,6 +28,8 @@ func _init():
 		return
 	_url = arguments[0]
 	_wanted = int(arguments[5])
+	if arguments.size() > 6:
+		_link.ping_ms = int(arguments[6])
 	_connect(Wire.start(arguments[1], arguments[2], arguments[3], int(arguments[4])))
 
 
@@ -38,6 +42,7 @@ func _parse_file(path):
 
 
 func _connect(start):
+	_link.opened(OS.get_ticks_msec())
 	_socket = WebSocketClient.new()
 	# In KiB: room for chunks of raw pictures.
 	_socket.set_buffers(65536, 1024, 256, 1024)
@@ -50,6 +55,8 @@ func _connect(start):
 func _idle(_delta):
 	if _socket != null:
 		_socket.poll()
+	if _started != null and _resume == null:
+		_watch_link(OS.get_ticks_msec())
 	if _resume != null:
 		var resume = _resume
 		_resume = null
@@ -59,7 +66,17 @@ func _idle(_delta):
 	return false
 
 
+func _watch_link(now_ms):
+	if _link.is_lost(now_ms):
+		_resume = Wire.resume(_started["resume_token"], _last_chunk_index, _started["run"])
+		return
+	var ping = _link.due_ping(now_ms)
+	if ping != null:
+		_send(ping)
+
+
 func _on_connected(_protocol, start):
+	_link.opened(OS.get_ticks_msec())
 	_socket.get_peer(1).set_write_mode(WebSocketPeer.WRITE_MODE_TEXT)
 	_send(start)
 
@@ -68,6 +85,7 @@ func _on_data():
 	if _resume != null:
 		# This socket is given up; the next one brings these frames again.
 		return
+	_link.heard(OS.get_ticks_msec())
 	var packet = _socket.get_peer(1).get_packet()
 	if _socket.get_peer(1).was_string_packet():
 		_on_message(parse_json(packet.get_string_from_utf8()))
@@ -81,6 +99,10 @@ func _on_message(message):
 			_started = message
 			if int(message["epoch"]) > 1:
 				print("resumed ", int(message["epoch"]))
+			for event in _link.unanswered():
+				_send(event)
+		"event.queued":
+			_link.answered(message)
 		"session.closed":
 			print("closed ", message["reason"])
 			quit()
@@ -99,7 +121,9 @@ func _on_chunk(header, bytes):
 		_print_chunk(header, bytes)
 		if index + 1 == _wanted:
 			_step = "hold"
-			_send(Wire.hold(0, ["w", "l"]))
+			var event = Wire.hold(0, ["w", "l"])
+			_link.sent(event)
+			_send(event)
 	elif _step == "hold" and 0 in Wire.applied_events(header):
 		print("applied 0")
 		_step = "resumed"
@@ -121,6 +145,10 @@ func _print_chunk(header, bytes):
 		hashing.update(part)
 		digests.append(hashing.finish().hex_encode().substr(0, 16))
 	print("chunk ", int(header["chunk_index"]), " ", digests.join(" "))
+
+
+func _finalize():
+	_link.free()
 
 
 func _send(message):

@@ -2,6 +2,7 @@
 # Format rgb24, which needs no decoder: 19 MB/s at 832x480. Resumes after a lost link.
 extends TextureRect
 
+const Link = preload("world_link.gd")
 const Wire = preload("world_wire.gd")
 const KEYS = {
 	KEY_W: "w", KEY_A: "a", KEY_S: "s", KEY_D: "d", KEY_I: "i", KEY_J: "j", KEY_K: "k", KEY_L: "l",
@@ -9,10 +10,12 @@ const KEYS = {
 const RESUME_DELAYS_S = [0.25, 1.0, 2.0, 4.0]
 
 @export var address := "ws://127.0.0.1:8000/v1/world"
+@export var token := ""
 @export var prompt := "a small town, day"
 @export var image_name := "day"
 
 var _socket: WebSocketPeer
+var _link := Link.new()
 var _started := {}
 var _run := 0
 var _last_chunk_index := -1
@@ -37,6 +40,7 @@ func _process(delta: float) -> void:
 	match _socket.get_ready_state():
 		WebSocketPeer.STATE_OPEN:
 			_read()
+			_watch_link(Time.get_ticks_msec())
 			_steer()
 		WebSocketPeer.STATE_CLOSED:
 			_retry(delta)
@@ -50,10 +54,13 @@ func _connect() -> void:
 	_socket = WebSocketPeer.new()
 	# The default of 64 KiB is less than one chunk.
 	_socket.inbound_buffer_size = 64 * 1024 * 1024
+	if token != "":
+		_socket.handshake_headers = PackedStringArray(["Authorization: Bearer " + token])
 	_socket.connect_to_url(address)
 	while _socket.get_ready_state() == WebSocketPeer.STATE_CONNECTING:
 		_socket.poll()
 		await get_tree().process_frame
+	_link.opened(Time.get_ticks_msec())
 	if _socket.get_ready_state() == WebSocketPeer.STATE_OPEN:
 		if _started.is_empty():
 			_send(Wire.start(prompt, image_name, "rgb24", randi()))
@@ -62,7 +69,7 @@ func _connect() -> void:
 
 
 func _retry(delta: float) -> void:
-	var may_resume := not _started.is_empty() and _socket.get_close_code() in [-1, 1001, 1006, 1009]
+	var may_resume := not _started.is_empty() and _socket.get_close_code() in [-1, 1001, 1005, 1006, 1007, 1009]
 	if not may_resume or _num_retries == RESUME_DELAYS_S.size():
 		_is_over = true
 		push_warning("the world is over: %d %s" % [_socket.get_close_code(), _socket.get_close_reason()])
@@ -74,8 +81,19 @@ func _retry(delta: float) -> void:
 		_connect()
 
 
+func _watch_link(now_ms: int) -> void:
+	if _link.is_lost(now_ms):
+		# A negative code waits for no answer.
+		_socket.close(-1)
+		return
+	var ping = _link.due_ping(now_ms)
+	if ping != null:
+		_send(ping)
+
+
 func _read() -> void:
 	while _socket.get_available_packet_count() > 0:
+		_link.heard(Time.get_ticks_msec())
 		var packet := _socket.get_packet()
 		if _socket.was_string_packet():
 			_on_message(JSON.parse_string(packet.get_string_from_utf8()))
@@ -89,11 +107,16 @@ func _on_message(message: Dictionary) -> void:
 			_started = message
 			_num_retries = 0
 			_set_run(int(message["run"]))
+			for event in _link.unanswered():
+				_send(event)
 			# What is held now is said again, also if it is nothing: a key may have come up while there was no link.
 			_is_said = false
 		"session.state":
 			_set_run(int(message["run"]))
+		"event.queued":
+			_link.answered(message)
 		"error":
+			_link.answered(message)
 			push_warning("%s: %s" % [message["code"], message["message"]])
 
 
@@ -127,7 +150,9 @@ func _steer() -> void:
 	if now != _held or not _is_said:
 		_held = now
 		_is_said = true
-		_send(Wire.hold(_next_event_id, now))
+		var event := Wire.hold(_next_event_id, now) as Dictionary
+		_link.sent(event)
+		_send(event)
 		_next_event_id += 1
 
 
@@ -144,3 +169,4 @@ func _send(message: Dictionary) -> void:
 func _exit_tree() -> void:
 	if not _is_over:
 		_send({"type": "session.close"})
+	_link.free()

@@ -1,7 +1,7 @@
 // The client without a window: `mcs -out:headless.exe Json.cs WorldWire.cs WorldClient.cs Headless.cs && mono headless.exe ...`.
 //
-//     headless.exe FILE                                    one binary frame from a file
-//     headless.exe URL PROMPT IMAGE FORMAT SEED CHUNKS     so many chunks; then a key, a lost link, a close
+//     headless.exe FILE                                              one binary frame from a file
+//     headless.exe URL PROMPT IMAGE FORMAT SEED CHUNKS [PING_MS]     so many chunks; then a key, a lost link, a close
 using System;
 using System.Diagnostics;
 using System.IO;
@@ -23,7 +23,8 @@ public static class Headless
 
     private static async Task Walk(string[] arguments)
     {
-        using (var world = new WorldClient(new Uri(arguments[0])))
+        var pingS = arguments.Length > 6 ? int.Parse(arguments[6]) / 1000.0 : 5;
+        using (var world = new WorldClient(new Uri(arguments[0]), pingS: pingS))
         {
             await world.Start(arguments[1], arguments[2], arguments[3], long.Parse(arguments[4]));
             for (var index = 0; index < int.Parse(arguments[5]); index++) Print(await Show(world));

@@ -7,6 +7,7 @@
 using System;
 using System.Collections.Concurrent;
 using System.Collections.Generic;
+using System.Diagnostics;
 using System.IO;
 using System.Net.WebSockets;
 using System.Text;
@@ -19,9 +20,11 @@ namespace Worldserve
     {
         private static readonly double[] ResumeDelaysS = { 0.25, 1, 2, 4 };
         private const double CloseTimeoutS = 10;
+        private static readonly Stopwatch clock = Stopwatch.StartNew();
 
         private readonly Uri address;
         private readonly string token;
+        private readonly double pingS;
         private readonly ConcurrentQueue<Chunk> chunks = new ConcurrentQueue<Chunk>();
         private readonly SortedDictionary<long, string> unanswered = new SortedDictionary<long, string>();
         private readonly SemaphoreSlim sending = new SemaphoreSlim(1);
@@ -31,12 +34,15 @@ namespace Worldserve
         private Task reading;
         private long nextEventId;
         private int lastChunkIndex = -1;
+        private long heardMs;
         private volatile bool isOver;
 
-        public WorldClient(Uri address, string token = null)
+        // A link can die without a word: there is a ping every `pingS`, and a link on which nothing has come for twice that is dropped.
+        public WorldClient(Uri address, string token = null, double pingS = 5)
         {
             this.address = address;
             this.token = token;
+            this.pingS = pingS;
         }
 
         // What the server said when it last started or resumed the session: width, height, fps, limits and more.
@@ -57,7 +63,7 @@ namespace Worldserve
             };
             if (seed != null) start["seed"] = seed;
             await Open(start);
-            reading = Task.Run((Func<Task>)Read);
+            reading = Task.WhenAny(Task.Run((Func<Task>)Read), Task.Run((Func<Task>)Ping));
         }
 
         // Take the next chunk that has arrived. Chunks of a session come in order, each once, also over a resume.
@@ -109,9 +115,11 @@ namespace Worldserve
 
         private async Task Open(Dictionary<string, object> start)
         {
+            Heard();
             socket = new ClientWebSocket();
             if (token != null) socket.Options.SetRequestHeader("Authorization", "Bearer " + token);
             await socket.ConnectAsync(address, ending.Token);
+            Heard();
             await Send(Json.Write(start));
             while (true)
             {
@@ -127,6 +135,25 @@ namespace Worldserve
                 return;
             }
         }
+
+        private async Task Ping()
+        {
+            while (!isOver)
+            {
+                await Task.WhenAny(Task.Delay(TimeSpan.FromSeconds(pingS), ending.Token));
+                if (isOver) return;
+                var silentMs = clock.ElapsedMilliseconds - Interlocked.Read(ref heardMs);
+                if (silentMs > 2000 * pingS) socket.Abort();
+                else
+                {
+                    // Not awaited for longer than this: on a dead link a send may hang, and the abort ends it.
+                    var sent = Send("{\"type\":\"ping\",\"t\":" + clock.ElapsedMilliseconds + "}");
+                    await Task.WhenAny(sent, Task.Delay(TimeSpan.FromSeconds(pingS), ending.Token));
+                }
+            }
+        }
+
+        private void Heard() { Interlocked.Exchange(ref heardMs, clock.ElapsedMilliseconds); }
 
         private async Task Read()
         {
@@ -162,10 +189,11 @@ namespace Worldserve
                 {
                     return null;
                 }
+                Heard();
                 if (part.MessageType == WebSocketMessageType.Close)
                 {
                     var code = (int)(part.CloseStatus ?? 0);
-                    if (code == 1001 || code == 1009) return null;
+                    if (code == 1001 || code == 1005 || code == 1007 || code == 1009) return null;
                     throw new WorldRefused(code.ToString(), "the server closed the connection: " + code + " " + part.CloseStatusDescription);
                 }
                 data.Write(buffer, 0, part.Count);
@@ -187,7 +215,7 @@ namespace Worldserve
                         { "last_chunk_index", lastChunkIndex }, { "run", Run },
                     });
                 }
-                catch (Exception error) when (error is WebSocketException || error is IOException || error is FormatException)
+                catch (Exception error) when (!ending.IsCancellationRequested && (error is WebSocketException || error is IOException || error is FormatException || error is OperationCanceledException || error is ObjectDisposedException))
                 {
                     continue;
                 }

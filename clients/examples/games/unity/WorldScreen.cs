@@ -12,6 +12,7 @@ public sealed class WorldScreen : MonoBehaviour
     public string address = "ws://127.0.0.1:8000/v1/world";
     public string prompt = "a small town, day";
     public string image = "day";
+    public string token = "";
 
     private static readonly Dictionary<KeyCode, string> Keys = new Dictionary<KeyCode, string>
     {
@@ -29,7 +30,7 @@ public sealed class WorldScreen : MonoBehaviour
 
     private async void Start()
     {
-        world = new WorldClient(new Uri(address));
+        world = new WorldClient(new Uri(address), token == "" ? null : token);
         await world.Start(prompt, image, "rgb24");
         var width = (int)(double)world.Started["width"];
         var height = (int)(double)world.Started["height"];
