@@ -67,7 +67,7 @@ def inspect_dreamzero(
     Raises `LoadFailed` if it cannot be understood, ValueError for a size or a precision that there isn't.
     """
     plan = precision_plan(precision, device=device, vae=None if options is None else options.vae_precision)
-    checkpoint, robot = read_checkpoint(path, options or DreamZeroOptions(embodiment=_embodiment(path)))
+    checkpoint, robot = read_checkpoint(path, options or DreamZeroOptions(embodiment=trained_embodiment(path)))
     modules = empty_modules(checkpoint.sizes)
     trained_height, trained_width = _trained_size(checkpoint)
     width, height = width or trained_width, height or trained_height
@@ -90,7 +90,7 @@ def inspect_dreamzero(
     )
 
 
-def _embodiment(path: str) -> str:
+def trained_embodiment(path: str) -> str:
     """Return the first robot that the checkpoint has statistics of; without any, loading says what it has."""
     metadata = read_json_object(Path(path) / METADATA_FILE)
     tags = [entry.tag for entry in EMBODIMENTS if entry.tag in (*metadata, metadata.get("embodiment_tag"))]

@@ -10,6 +10,7 @@ import argparse
 import json
 import signal
 import sys
+import tomllib
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -17,11 +18,16 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+from worldmodel.catalog import OptionsParser
 from worldmodel.checkpoint.errors import findings_of
 from worldmodel.checkpoint.inspection import CARDS_GB, MAX_SESSIONS, Inspection
 from worldmodel.checkpoint.problems import Problem
-from worldmodel.dreamzero.inspection import inspect_dreamzero, is_dreamzero
-from worldmodel.errors import WorldModelError
+from worldmodel.dreamzero.config import DreamZeroOptions
+from worldmodel.dreamzero.config import parse_options as parse_dreamzero
+from worldmodel.dreamzero.inspection import inspect_dreamzero, is_dreamzero, trained_embodiment
+from worldmodel.errors import RequestRefused, WorldModelError
+from worldmodel.lingbot.config import LingBotOptions
+from worldmodel.lingbot.config import parse_options as parse_lingbot
 from worldmodel.lingbot.inspection import inspect_checkpoint
 from worldmodel.tools.amounts import bytes_text
 
@@ -54,14 +60,18 @@ def _whole(problems: tuple[Problem, ...]) -> list[str]:
 
 def _inspect(arguments: argparse.Namespace) -> Inspection:
     """Inspect a checkpoint of either model, at the picture size that it is served with if none is given."""
+    table = dict(arguments.option)
     if is_dreamzero(arguments.checkpoint):
         if arguments.text_encoder is not None:
             raise ValueError("--text-encoder: the text encoder of a DreamZero checkpoint is always resident")
+        # Without one, it is for the robot that the checkpoint is of.
+        table = {"embodiment": trained_embodiment(arguments.checkpoint)} | table
         return inspect_dreamzero(
             arguments.checkpoint,
             width=arguments.width,
             height=arguments.height,
             precision=arguments.precision,
+            options=DreamZeroOptions.from_json(_checked(parse_dreamzero, table)),
             cards_gb=arguments.cards,
         )
     return inspect_checkpoint(
@@ -70,8 +80,16 @@ def _inspect(arguments: argparse.Namespace) -> Inspection:
         height=WORLD_HEIGHT if arguments.height is None else arguments.height,
         precision=arguments.precision,
         text_encoder=arguments.text_encoder,
+        options=LingBotOptions.from_json(_checked(parse_lingbot, table)),
         cards_gb=arguments.cards,
     )
+
+
+def _checked(parse: OptionsParser, table: dict[str, object]) -> bytes:
+    try:
+        return parse(table)
+    except RequestRefused as error:
+        raise ValueError(f"--option: {error.message}") from error
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -88,6 +106,14 @@ def _parser() -> argparse.ArgumentParser:
         "--text-encoder", choices=("resident", "streamed", "cpu"), help="where it is (default: as the server chooses)"
     )
     parser.add_argument(
+        "--option",
+        type=_option,
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="an option as in [model.options], such as vae_precision=float32; may be given several times",
+    )
+    parser.add_argument(
         "--cards",
         type=_gigabytes,
         default=CARDS_GB,
@@ -96,6 +122,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables, with problems in full")
     return parser
+
+
+def _option(text: str) -> tuple[str, object]:
+    """Read one option: its value is TOML, or else a text without quotes."""
+    key, equals, value = (part.strip() for part in text.partition("="))
+    if not key or not equals:
+        raise argparse.ArgumentTypeError(f"expected KEY=VALUE, got {text[:80]!r}")
+    try:
+        return key, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        if value[:1] in ("[", "{", '"', "'"):
+            raise argparse.ArgumentTypeError(f"{key}: expected a value as in TOML, got {value[:80]!r}") from None
+        return key, value
 
 
 def _gigabytes(text: str) -> tuple[float, ...]:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from tests.support.dreamzero_checkpoint import write_checkpoint
+from tests.support.dreamzero_checkpoint import TAG, training_config, write_checkpoint
+from tests.support.dreamzero_golden import manifest
 from worldmodel.dreamzero.inspection import inspect_dreamzero, is_dreamzero
 from worldmodel.tools.inspect import main
 
@@ -47,6 +48,49 @@ def test_the_command_shows_it(folder: Path, capsys: pytest.CaptureFixture[str]) 
     assert found["geometry"]["actions"] == "24 rows of 8"
     assert main([str(folder)]) == 0
     assert "image encoder weights" in capsys.readouterr().out
+
+
+def test_cameras_that_a_checkpoint_does_not_order_can_be_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = training_config()
+    ours = said["modality_configs"].pop(TAG)
+    cameras = [key.removeprefix("video.") for key in ours.pop("video")["modality_keys"]]
+    training = said | {"modality_configs": {"yam": ours}, "transforms": said["transforms"][TAG]}
+    folder = write_checkpoint(tmp_path, metadata={"yam": manifest()["metadata_json_example"]}, training=training)
+    assert main([str(folder)]) == 1
+    assert "or set model.options.cameras = [" in capsys.readouterr().err
+    assert main([str(folder), "--json", "--option", f"cameras={json.dumps(cameras)}"]) == 0
+    assert json.loads(capsys.readouterr().out)["geometry"]["embodiment"] == "yam"
+
+
+def test_the_format_of_the_vae_can_be_given(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def vae_bytes(*options: str) -> int:
+        assert main([str(folder), "--json", *options]) == 0
+        return int(json.loads(capsys.readouterr().out)["memory"]["vae_weights_bytes"])
+
+    assert vae_bytes("--option", "vae_precision=float32") == 2 * vae_bytes()
+    assert vae_bytes("--option", 'vae_precision = "float32"', "--option", "computed_steps=5") == 2 * vae_bytes()
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("cameras", "--option: expected KEY=VALUE, got 'cameras'"),
+        ("=1", "--option: expected KEY=VALUE, got '=1'"),
+        ('cameras=["a"', "cameras: expected a value as in TOML"),
+        ("cameras=a,b", "inspect: --option: cameras: expected a list of names, got 'a,b'"),
+        ("camera=[]", "camera"),
+        ("computed_steps=9", "computed_steps: expected one of 5, 6, 7, 8, 16"),
+    ],
+)
+def test_a_wrong_option_is_named(folder: Path, option: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        code = main([str(folder), "--option", option])
+    except SystemExit as error:
+        code = int(str(error.code))
+    assert code == 2
+    assert said in capsys.readouterr().err
 
 
 def test_a_size_it_was_not_trained_for_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

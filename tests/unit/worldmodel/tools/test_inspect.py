@@ -43,6 +43,16 @@ def test_memory_and_capacity_of_the_full_model() -> None:
     assert found.problems == ()
 
 
+def test_options_of_a_configuration_can_be_given(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def vae_bytes(*options: str) -> int:
+        assert main([str(tiny), "--json", "--width", "64", "--height", "64", *options]) == 0
+        return int(json.loads(capsys.readouterr().out)["memory"]["vae_weights_bytes"])
+
+    assert vae_bytes("--option", "vae_precision=float32") == 2 * vae_bytes()
+    assert main([str(tiny), "--option", "vae=float32"]) == 2
+    assert "inspect: --option: " in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("layout", list(Layout))
 def test_the_full_checkpoint_is_inspected_from_its_headers(
     tmp_path: Path, layout: Layout, capsys: pytest.CaptureFixture[str]
