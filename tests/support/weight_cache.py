@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterable
@@ -62,6 +63,13 @@ def make(file: str, seed: int = 0) -> Iterable[torch.Tensor]:
 
 def open_entry(cache: WeightCache, validation: Validation = Validation.FULL) -> CacheEntry:
     return cache.open_or_build(request(), make, validation)
+
+
+def is_locked_for_others(file: Path) -> bool:
+    """Tell whether another process is refused a lock; a process never sees its own."""
+    program = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'a'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+    ended = subprocess.run([sys.executable, "-c", program, str(file)], capture_output=True, check=False)
+    return ended.returncode != 0
 
 
 def _child(root: Path, case: dict[str, object]) -> int:

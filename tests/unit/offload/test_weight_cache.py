@@ -22,7 +22,7 @@ from offload.cache_upkeep import list_entries, prune, verify_entry
 from offload.errors import CacheBusy, CacheDamaged, CacheError, CacheRootRefused
 from offload.file_lock import FileLock
 from offload.weight_cache import WeightCache
-from tests.support.weight_cache import FILES, make, open_entry, open_folder, request
+from tests.support.weight_cache import FILES, is_locked_for_others, make, open_entry, open_folder, request
 
 
 @pytest.fixture
@@ -268,6 +268,31 @@ def test_all_is_on_the_disk_before_it_gets_its_name(folder: CacheFolder, monkeyp
     ]
 
 
+def test_what_was_written_is_renamed_not_copied(folder: CacheFolder) -> None:
+    written: dict[str, set[int]] = {}
+
+    def on_step(step: str) -> None:
+        if step in ("manifest written", "pointer written"):
+            written[step] = {path.stat().st_ino for path in folder.temporary.rglob("*")}
+
+    entry = open_entry(WeightCache(folder, lock_timeout_s=1.0, on_step=on_step))
+
+    assert entry.folder.stat().st_ino in written["manifest written"]
+    assert (folder.requests / f"{request().key}.json").stat().st_ino in written["pointer written"]
+
+
+def test_an_entry_in_its_place_already_is_read_whole_before_it_is_taken(
+    cache: WeightCache, folder: CacheFolder
+) -> None:
+    """Whoever wrote it was killed before the request led to it, and since then a bit was flipped."""
+    entry = open_entry(cache)
+    entry.close()
+    (folder.requests / f"{request().key}.json").unlink()
+    DAMAGE["data"](entry.folder)
+
+    check_entry(open_entry(cache, Validation.FAST).folder, Validation.FULL)
+
+
 def test_what_a_killed_process_left_goes_with_its_own_lock_only(cache: WeightCache, folder: CacheFolder) -> None:
     mine = [folder.temporary / f"{request().key}.{word}" for word in ("x", "damaged.x", "pointer.x")]
     other = folder.temporary / f"{request('other').key}.x"
@@ -314,6 +339,18 @@ def test_a_link_to_memory_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(CacheRootRefused, match="is on tmpfs"):
         CacheFolder(tmp_path / "cache", mounts=mounts)
+
+
+def test_parts_on_several_file_systems_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stat = os.stat
+
+    def elsewhere(path: Path, **flags: bool) -> os.stat_result:
+        mode, inode, device, *rest = stat(path, **flags)
+        return os.stat_result((mode, inode, device + (Path(path).name == "temporary"), *rest))
+
+    monkeypatch.setattr("os.stat", elsewhere)
+    with pytest.raises(CacheRootRefused, match="on several file systems, so that nothing can be renamed"):
+        CacheFolder(tmp_path / "cache", mounts=mount_table(tmp_path, ("/", "ext4")))
 
 
 def test_the_nearest_and_latest_mount_decides(tmp_path: Path) -> None:
@@ -516,12 +553,6 @@ def held_by_another(file: Path) -> Iterator[None]:
         holder.stdout.readline()
         yield
         holder.communicate()
-
-
-def is_locked_for_others(file: Path) -> bool:
-    program = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'a'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
-    ended = subprocess.run([sys.executable, "-c", program, str(file)], capture_output=True, check=False)
-    return ended.returncode != 0
 
 
 def test_a_lock_that_is_free_is_had_at_once_and_can_be_had_again(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import torch
 from offload.errors import OffloadError
 from offload.residency import plan_residency
 from tests.support.lingbot_streaming import NUM_LAYERS, resident, rollout, streamed, write_checkpoint
-from tests.support.weight_cache import open_folder
+from tests.support.weight_cache import is_locked_for_others, open_folder
 from worldmodel.checkpoint.stored_component import StoredComponent
 from worldmodel.errors import LoadFailed
 from worldmodel.lingbot.streaming_plan import WORKING_BYTES, DeviceNumbers
@@ -196,7 +196,10 @@ def test_cached_weights_are_the_same_bits_and_skip_the_ordinary_load(
 
     model, forward, weights, _ = streamed(component, precision, settings(**wish, resident_bytes=10**9), is_fused=True)
     assert_equal_bits(rollout(model, forward), expected["float32", precision, is_fused])
+    [entry] = (cache_folder / "entries").iterdir()
+    assert is_locked_for_others(cache_folder / "locks" / f"{entry.name}.lock")
     weights.close()
+    assert not is_locked_for_others(cache_folder / "locks" / f"{entry.name}.lock")
 
     # Another budget finds the same entry.
     monkeypatch.setattr("worldmodel.lingbot.streamed_layers.LayerSource.load", refuse)
