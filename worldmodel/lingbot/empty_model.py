@@ -82,8 +82,9 @@ def open_any(checkpoint: Path | str) -> Checkpoint:
         folder = Path(checkpoint)
         with naming(folder, "read"):
             return OriginalCheckpoint(folder) if is_original_layout(folder) else open_checkpoint(folder)
+    made_up = random_checkpoint(*parse_random(checkpoint))
     logger.warning("%s: RANDOM WEIGHTS, for benchmarks only: pictures will mean nothing", checkpoint)
-    return random_checkpoint(*parse_random(checkpoint))
+    return made_up
 
 
 def random_checkpoint(name: str, seed: int) -> RandomCheckpoint:

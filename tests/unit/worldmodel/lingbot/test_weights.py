@@ -166,11 +166,12 @@ def test_a_window_without_room_for_a_chunk_names_the_options(options: dict[str, 
     assert caught.value.field == field
 
 
-def test_an_unknown_random_model_names_the_known_ones() -> None:
+def test_an_unknown_random_model_names_the_known_ones_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(
         LoadFailed, match="unknown model 'other': expected one of lingbot-world-v2, lingbot-world-v2-tiny"
     ):
         load_model("random:other", LingBotOptions(), precision_plan("fp32"), CPU, lambda *_: None)
+    assert caplog.text == ""
 
 
 def test_models_are_found_by_name() -> None:
