@@ -99,17 +99,26 @@ def test_lingbot_intermediates(golden: dict[str, torch.Tensor]) -> None:
     model = build(golden)
     layer = model.layers[0]
     mid = {key.removeprefix("mid."): value for key, value in golden.items() if key.startswith("mid.")}
+    checked = set()
 
     def check(name: str, got: torch.Tensor) -> None:
+        checked.add(name)
         # The residual stream doubles per layer, and float32 rounding grows with it.
         tolerance = FP32_TOLERANCE * max(1.0, float(mid[name].abs().max()))
         assert_close(got.reshape(mid[name].shape), mid[name], tolerance, name)
+
+    # What no method returns, as the modules see it.
+    seen: dict[str, torch.Tensor] = {}
+    layer.cam_injector_layer2.register_forward_hook(lambda _, taken, made: seen.update(cam_injector_layer2=made))
+    layer.cross_attn.q.register_forward_pre_hook(lambda _, taken: seen.update(norm3=taken[0]))
+    layer.ffn.register_forward_hook(lambda _, taken, made: seen.update(ffn_input=taken[0], ffn=made))
 
     with begun(model, golden) as chunk:
         inputs = inputs_at(model, golden)
         time = model.time_constants(float(golden["timestep"][0]))
         modulation = time.layers[0]
         check("camera_tokens", model.camera_tokens(model.project_rays(golden["camera"][0])))
+        check("blocks.0.cam_injector_layer2", seen["cam_injector_layer2"])
         check("blocks.0.cam_scale_layer", inputs.camera[0].scale)
         check("blocks.0.cam_shift_layer", inputs.camera[0].shift)
         padding = golden["context"].new_zeros(mid["text_embedding"].shape[1] - golden["context"].shape[0], 1)
@@ -140,13 +149,17 @@ def test_lingbot_intermediates(golden: dict[str, torch.Tensor]) -> None:
         check("blocks.0.self_attn", layer.self_attn.output(attended_THK))
         h_TD = layer.after_self_attention(h_TD, attended_THK, modulation, inputs.camera[0])
         text_THK = chunk.cross_store(TEXT_STORE).attend(0, layer.cross_query(h_TD))
+        check("blocks.0.norm3", seen["norm3"])
         check("blocks.0.cross_attn", layer.cross_attn.output(text_THK))
         h_TD = layer.after_cross_attention(h_TD, text_THK, modulation)
+        check("blocks.0.norm2", (seen["ffn_input"] - modulation.feed_forward_shift) / modulation.feed_forward_scale)
+        check("blocks.0.ffn", seen["ffn"])
         check("blocks.0", h_TD)
         for index in range(1, len(model.layers)):
             h_TD = model.run_layer(index, h_TD, time, inputs, chunk)
             check(f"blocks.{index}", h_TD)
         check("head", model.head(h_TD, time))
+    assert checked == set(mid)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "official"])
