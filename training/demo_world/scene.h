@@ -3,7 +3,8 @@
 // Axes: x right, y down, z forward, metres; the eye is at y = 0 and the ground at y = GROUND_Y. The world repeats every
 // PERIOD metres in x and z. Fog is full before a third copy could be seen, so that copies never pop in.
 //
-// The including file defines FN (function qualifiers), and passes the tables of scene.py as flat float arrays.
+// The including file defines FN (function qualifiers) and LOWEST_BIT (the place of the lowest bit that is set), and passes
+// the tables of scene.py as flat float arrays.
 
 #define PERIOD 12.0f
 #define GROUND_Y 1.5f
@@ -131,25 +132,77 @@ FN void hit_cone(const float* o, float px, float pz, Vec r, Hit* best) {
   }
 }
 
-FN Hit nearest_object(Vec eye, Vec r, const float* objects, int num_objects) {
+// ---------------------------------------------------------------- which copies of objects a tile of the picture may show
+
+// A tile's set has one bit for each of the nine copies of each object, in the order in which rays try them.
+#define TILE_WIDTH 16
+#define TILE_HEIGHT 8
+#define COPIES 9
+#define MAX_WORDS 16
+
+// All rays of a tile are within an angle of its middle one; in plan too, unless the tile looks almost straight up or down.
+typedef struct { Vec eye, axis; float cosine, sine, plan_x, plan_z, plan_cosine, plan_sine; } Cone;
+
+FN Vec direction(const float* pose, float dx, float dy) {
+  float n = 1.0f / sqrtf(dx * dx + dy * dy + 1.0f);
+  dx *= n; dy *= n;
+  return vec(pose[3] * dx + pose[4] * dy + pose[5] * n, pose[6] * dx + pose[7] * dy + pose[8] * n, pose[9] * dx + pose[10] * dy + pose[11] * n);
+}
+
+FN float sine_of(float cosine) { return sqrtf(fmaxf(0.0f, 1.0f - cosine * cosine)); }
+
+FN Cone tile_cone(const float* pose, float left, float top, float right, float bottom) {
+  Cone c;
+  c.eye = vec(pose[0], pose[1], pose[2]);
+  c.axis = direction(pose, 0.5f * (left + right), 0.5f * (top + bottom));
+  float flat = 1.0f / sqrtf(c.axis.x * c.axis.x + c.axis.z * c.axis.z + 1e-9f);
+  c.plan_x = c.axis.x * flat; c.plan_z = c.axis.z * flat;
+  c.cosine = c.plan_cosine = 1.0f;
+  for (int corner = 0; corner < 4; corner++) {
+    Vec r = direction(pose, corner & 1 ? right : left, corner & 2 ? bottom : top);
+    c.cosine = fminf(c.cosine, dot(c.axis, r));
+    c.plan_cosine = fminf(c.plan_cosine, (r.x * c.plan_x + r.z * c.plan_z) / sqrtf(r.x * r.x + r.z * r.z + 1e-9f));
+  }
+  // A little wider, for the rounding.
+  c.cosine -= 1e-4f; c.plan_cosine -= 1e-4f;
+  c.sine = sine_of(c.cosine); c.plan_sine = sine_of(c.plan_cosine);
+  return c;
+}
+
+// Whether something round of that radius, its centre at that distance and `ahead` of it along the axis, reaches into the cone.
+FN int reaches(float ahead, float distance, float radius, float cosine, float sine) {
+  if (distance <= radius) return 1;
+  float s = radius / distance;
+  return ahead >= distance * (cosine * sine_of(s) - sine * s) - 1e-3f;
+}
+
+FN int shows(const Cone* c, const float* objects, int copy) {
+  const float* o = objects + copy / COPIES * OBJECT_COLUMNS;
+  float px = wrap_centred(o[O_X] - c->eye.x) + PERIOD * (copy % COPIES / 3 - 1);
+  float pz = wrap_centred(o[O_Z] - c->eye.z) + PERIOD * (copy % 3 - 1);
+  float py = 0.5f * (o[O_TOP] + o[O_BASE]) - c->eye.y, half = 0.5f * (o[O_BASE] - o[O_TOP]);
+  float wide = o[O_SHAPE] == SHAPE_BOX ? o[O_RX] * o[O_RX] + o[O_RZ] * o[O_RZ] : fmaxf(o[O_RX] * o[O_RX], o[O_RZ] * o[O_RZ]);
+  float plan = sqrtf(px * px + pz * pz), radius = sqrtf(wide);
+  if (plan - radius > FOG_END) return 0;
+  if (c->plan_cosine > 0.0f && !reaches(px * c->plan_x + pz * c->plan_z, plan, radius, c->plan_cosine, c->plan_sine)) return 0;
+  float distance = sqrtf(plan * plan + py * py);
+  return reaches(px * c->axis.x + py * c->axis.y + pz * c->axis.z, distance, sqrtf(wide + half * half), c->cosine, c->sine);
+}
+
+FN Hit nearest_object(Vec eye, Vec r, const float* objects, int num_objects, const unsigned* set) {
   Hit best;
   best.distance = NO_HIT; best.normal = vec(0, 0, 0); best.colour = vec(0, 0, 0); best.glow = 0;
-  for (int k = 0; k < num_objects; k++) {
-    const float* o = objects + k * OBJECT_COLUMNS;
-    float reach = fmaxf(o[O_RX], o[O_RZ]) * 1.5f, limit = FOG_END + reach;
-    float cx = wrap_centred(o[O_X] - eye.x), cz = wrap_centred(o[O_Z] - eye.z);
-    for (int i = -1; i <= 1; i++) {
-      float px = cx + PERIOD * i;
-      if (fabsf(px) > limit) continue;
-      for (int j = -1; j <= 1; j++) {
-        float pz = cz + PERIOD * j;
-        if (fabsf(pz) > limit || px * r.x + pz * r.z < -reach) continue;
-        int shape = (int)o[O_SHAPE];
-        if (shape == SHAPE_BOX) hit_box(o, px, pz, r, &best);
-        else if (shape == SHAPE_SPHERE) hit_sphere(o, px, pz, r, &best);
-        else if (shape == SHAPE_CYLINDER) hit_cylinder(o, px, pz, r, &best);
-        else hit_cone(o, px, pz, r, &best);
-      }
+  for (int word = 0; 32 * word < COPIES * num_objects; word++) {
+    for (unsigned bits = set[word]; bits; bits &= bits - 1) {
+      int copy = 32 * word + LOWEST_BIT(bits);
+      const float* o = objects + copy / COPIES * OBJECT_COLUMNS;
+      float px = wrap_centred(o[O_X] - eye.x) + PERIOD * (copy % COPIES / 3 - 1);
+      float pz = wrap_centred(o[O_Z] - eye.z) + PERIOD * (copy % 3 - 1);
+      int shape = (int)o[O_SHAPE];
+      if (shape == SHAPE_BOX) hit_box(o, px, pz, r, &best);
+      else if (shape == SHAPE_SPHERE) hit_sphere(o, px, pz, r, &best);
+      else if (shape == SHAPE_CYLINDER) hit_cylinder(o, px, pz, r, &best);
+      else hit_cone(o, px, pz, r, &best);
     }
   }
   return best;
@@ -243,13 +296,19 @@ FN Vec ground(float x, float z, const float* p, const float* cells, const float*
 
 // ---------------------------------------------------------------- one ray
 
-// pose: eye x y z, then the camera-to-world rotation, row-major. (dx, dy, 1): direction in the camera.
-FN Vec trace(const float* pose, const float* p, const float* cells, const float* objects, int num_objects, float dx, float dy) {
-  float n = 1.0f / sqrtf(dx * dx + dy * dy + 1.0f);
-  dx *= n; dy *= n;
-  Vec r = vec(pose[3] * dx + pose[4] * dy + pose[5] * n, pose[6] * dx + pose[7] * dy + pose[8] * n, pose[9] * dx + pose[10] * dy + pose[11] * n);
-  Vec eye = vec(pose[0], pose[1], pose[2]);
-  Hit hit = nearest_object(eye, r, objects, num_objects);
+// Where pictures are taken from and what they show; `pose` is the eye, then the camera-to-world rotation, row-major.
+typedef struct {
+  const float *pose, *palette, *cells, *objects;
+  int num_objects, height, width, rays;
+  float fx, fy, cx, cy;
+} View;
+
+// (dx, dy, 1): direction in the camera.
+FN Vec trace(const View* view, const unsigned* set, float dx, float dy) {
+  const float *pose = view->pose, *p = view->palette, *cells = view->cells, *objects = view->objects;
+  int num_objects = view->num_objects;
+  Vec r = direction(pose, dx, dy), eye = vec(pose[0], pose[1], pose[2]);
+  Hit hit = nearest_object(eye, r, objects, num_objects, set);
   float to_ground = r.y > 1e-4f ? GROUND_Y / r.y : NO_HIT;
   float distance = fminf(hit.distance, to_ground);
   float fog = smooth01((distance - FOG_START) / (FOG_END - FOG_START));
@@ -264,4 +323,25 @@ FN Vec trace(const float* pose, const float* p, const float* cells, const float*
     colour = mix(colour, vec(1.0f, 0.86f, 0.48f), 0.95f * hit.glow * p[P_LIT]);
   }
   return mix(colour, r.y > 0 ? horizon_colour(atan2f(r.x, r.z), p) : sky(r, p), fog);
+}
+
+FN Cone cone_of(const View* view, int left, int top) {
+  return tile_cone(view->pose, (left - view->cx) / view->fx, (top - view->cy) / view->fy,
+                   (left + TILE_WIDTH - view->cx) / view->fx, (top + TILE_HEIGHT - view->cy) / view->fy);
+}
+
+// One pixel is the mean of a square of rays; `frame` is where the picture begins.
+FN void draw(const View* view, const unsigned* set, int x, int y, unsigned char* frame) {
+  Vec sum = vec(0, 0, 0);
+  int rays = view->rays;
+  for (int s = 0; s < rays * rays; s++) {
+    float u = x + (s % rays + 0.5f) / rays, v = y + (s / rays + 0.5f) / rays;
+    Vec c = trace(view, set, (u - view->cx) / view->fx, (v - view->cy) / view->fy);
+    sum = vec(sum.x + clamp01(c.x), sum.y + clamp01(c.y), sum.z + clamp01(c.z));
+  }
+  unsigned char* pixel = frame + (y * view->width + x) * 3;
+  float scale = 255.0f / (rays * rays);
+  pixel[0] = (unsigned char)(sum.x * scale + 0.5f);
+  pixel[1] = (unsigned char)(sum.y * scale + 0.5f);
+  pixel[2] = (unsigned char)(sum.z * scale + 0.5f);
 }

@@ -183,17 +183,20 @@ def render(poses: Floats | torch.Tensor, styles: npt.NDArray[np.int32] | torch.T
         raise ValueError(
             f"expected poses [frames, 12] and styles [frames], got {list(poses.shape)} and {list(styles.shape)}"
         )
+    if len(OBJECTS) > _MAX_OBJECTS:
+        raise ValueError(f"expected at most {_MAX_OBJECTS} objects, got {len(OBJECTS)}")
     poses, styles = poses.float().contiguous(), styles.int().contiguous()
-    return _render_cuda(poses, styles, rays) if poses.is_cuda else _render_cpu(poses, styles, rays)
+    return _render_cuda(poses, styles, rays) if poses.is_cuda else render_cpu(poses, styles, rays)
 
 
-def _render_cpu(poses: torch.Tensor, styles: torch.Tensor, rays: int) -> torch.Tensor:
+def render_cpu(poses: torch.Tensor, styles: torch.Tensor, rays: int, *, culls: bool = True) -> torch.Tensor:
+    """Draw frames on the CPU; unless `culls`, every ray tries every object, and the picture is the same."""
     frames = torch.empty(len(poses), HEIGHT, WIDTH, 3, dtype=torch.uint8)
     arrays = [poses.numpy(), styles.numpy(), PALETTES, CELLS, OBJECTS]
     pointers = [array.ctypes.data_as(ctypes.c_void_p) for array in arrays]
     numbers = [ctypes.c_float(value) for value in (FOCAL_X, FOCAL_Y, CENTRE_X, CENTRE_Y)]
     out = frames.numpy().ctypes.data_as(ctypes.c_void_p)
-    _cpu_library().render(*pointers, len(OBJECTS), out, len(poses), HEIGHT, WIDTH, *numbers, rays)
+    _cpu_library().render(*pointers, len(OBJECTS), out, len(poses), HEIGHT, WIDTH, *numbers, rays, culls)
     return frames
 
 
@@ -222,28 +225,32 @@ def _cpu_library() -> ctypes.CDLL:
 
 _CUDA_KERNEL = """
 #define FN __device__ __forceinline__
+#define LOWEST_BIT(bits) (__ffs(bits) - 1)
 #include_scene
+// One tile of one frame a group of threads, which first find out together what the tile may show.
 extern "C" __global__ void render(const float* poses, const int* styles, const float* palettes, const float* cells,
     const float* objects, int num_objects, unsigned char* out, int height, int width, float fx, float fy, float cx,
     float cy, int rays) {
-  int frame = blockIdx.y, index = blockIdx.x * blockDim.x + threadIdx.x;
-  if (index >= height * width) return;
-  int y = index / width, x = index % width;
-  const float* palette = palettes + styles[frame] * PALETTE_COLUMNS;
-  Vec sum = vec(0, 0, 0);
-  for (int s = 0; s < rays * rays; s++) {
-    float u = x + (s % rays + 0.5f) / rays, v = y + (s / rays + 0.5f) / rays;
-    Vec c = trace(poses + 12 * frame, palette, cells, objects, num_objects, (u - cx) / fx, (v - cy) / fy);
-    sum = vec(sum.x + clamp01(c.x), sum.y + clamp01(c.y), sum.z + clamp01(c.z));
+  __shared__ unsigned set[MAX_WORDS];
+  int frame = blockIdx.y, across = (width + TILE_WIDTH - 1) / TILE_WIDTH;
+  int left = blockIdx.x % across * TILE_WIDTH, top = blockIdx.x / across * TILE_HEIGHT;
+  View view = {poses + 12 * frame, palettes + styles[frame] * PALETTE_COLUMNS, cells, objects, num_objects, height,
+               width, rays, fx, fy, cx, cy};
+  Cone cone = cone_of(&view, left, top);
+  for (int first = 0; first < COPIES * num_objects; first += TILE_WIDTH * TILE_HEIGHT) {
+    int copy = first + threadIdx.x;
+    unsigned bits = __ballot_sync(0xffffffffu, copy < COPIES * num_objects && shows(&cone, objects, copy));
+    if (threadIdx.x % 32 == 0) set[copy / 32] = bits;
   }
-  unsigned char* pixel = out + ((size_t)frame * height * width + index) * 3;
-  float scale = 255.0f / (rays * rays);
-  pixel[0] = (unsigned char)(sum.x * scale + 0.5f);
-  pixel[1] = (unsigned char)(sum.y * scale + 0.5f);
-  pixel[2] = (unsigned char)(sum.z * scale + 0.5f);
+  __syncthreads();
+  int y = top + threadIdx.x / TILE_WIDTH, x = left + threadIdx.x % TILE_WIDTH;
+  if (x < width && y < height) draw(&view, set, x, y, out + (size_t)frame * height * width * 3);
 }
 """
 
+_TILE_WIDTH, _TILE_HEIGHT = 16, 8
+_MAX_OBJECTS = 56
+"""As `scene.h` has them; nine copies of each object are bits of 16 words."""
 _MAX_GRID_ROWS = 32768
 
 
@@ -264,13 +271,13 @@ def _render_cuda(poses: torch.Tensor, styles: torch.Tensor, rays: int) -> torch.
     kernel, (palettes, cells, objects) = _cuda_kernel()
     frames = torch.empty(len(poses), HEIGHT, WIDTH, 3, dtype=torch.uint8, device=poses.device)
     numbers = [np.float32(value) for value in (FOCAL_X, FOCAL_Y, CENTRE_X, CENTRE_Y)]
-    threads = 128
+    tiles = -(-HEIGHT // _TILE_HEIGHT) * -(-WIDTH // _TILE_WIDTH)
     with cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream):
         for first in range(0, len(poses), _MAX_GRID_ROWS):
             part = slice(first, first + _MAX_GRID_ROWS)
-            grid = ((HEIGHT * WIDTH + threads - 1) // threads, len(poses[part]))
+            grid = (tiles, len(poses[part]))
             arguments = (cupy.asarray(poses[part]), cupy.asarray(styles[part]), palettes, cells, objects)
             out = cupy.asarray(frames[part])
             sizes = (np.int32(HEIGHT), np.int32(WIDTH), *numbers, np.int32(rays))
-            kernel(grid, (threads,), (*arguments, np.int32(len(OBJECTS)), out, *sizes))
+            kernel(grid, (_TILE_WIDTH * _TILE_HEIGHT,), (*arguments, np.int32(len(OBJECTS)), out, *sizes))
     return frames
