@@ -53,12 +53,23 @@ def roll_out(network: TrainingNetwork, prompts: PromptTable, script: Script, fix
     return torch.cat(latents, dim=2)
 
 
+def continuous_walks(walks: Walks, among: Tensor | None = None) -> Tensor:
+    """Return the walks without a gap, of all or of some, by their index; waits for the device."""
+    if among is None:
+        among = torch.arange(len(walks), device=walks.gap_W.device)
+    return among[walks.gap_W[among] == 0]
+
+
 def roll_out_walks(
-    network: TrainingNetwork, prompts: PromptTable, walks: Walks, fixed_condition: Tensor, *, sessions: int, chunks: int
+    network: TrainingNetwork,
+    prompts: PromptTable,
+    walks: Walks,
+    fixed_condition: Tensor,
+    *,
+    chosen: Tensor,
+    chunks: int,
 ) -> RolledOut:
-    """Roll out random continuous walks of the training set, for histories of the model's own making."""
-    continuous = torch.nonzero(walks.gap_W == 0)[:, 0]
-    chosen = continuous[torch.randint(0, len(continuous), (sessions,), device=continuous.device)]
+    """Roll out the chosen walks, which must be continuous: what the model makes of them, and how far off it is."""
     frames = chunks * FRAMES_PER_CHUNK
     script = Script(
         styles_EN=walks.styles_WT[chosen, :frames:FRAMES_PER_CHUNK],

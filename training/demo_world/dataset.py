@@ -10,17 +10,16 @@ and columns.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from pathlib import Path
 
 import numpy as np
 import torch
 from diffusers import AutoencoderKLWan
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from training.demo_world import scene, trajectories
+from training.demo_world.encoder import ClipEncoder
 from training.demo_world.poses import pose_features
-from training.demo_world.vae import decode, encode
+from training.demo_world.vae import decode
 
 FRAMES_PER_CHUNK = 3
 OPENING_FRAMES = 9
@@ -28,6 +27,11 @@ LATER_FRAMES = 45
 MAX_GAP_CHUNKS = 40
 CONDITION_FRAMES = 9
 """Latent frames whose condition differs from the constant of pure grey; from there on it is the fixed point."""
+
+PORTION = 24
+"""Walks that are rendered and encoded at once."""
+LEAD_FRAMES = 4
+"""Latent frames in front of the later part whose latents are dropped: the causal encoder looks back."""
 
 _CONTINUOUS_CHANCE = 0.6
 _FIXED_POINT_FRAMES = 97
@@ -41,14 +45,16 @@ class LatentSpace:
         device = next(vae.parameters()).device
         self._mean = torch.tensor(vae.config.latents_mean, device=device).view(1, -1, 1, 1, 1)
         self._std = torch.tensor(vae.config.latents_std, device=device).view(1, -1, 1, 1, 1)
+        self._encoder = ClipEncoder(vae, torch.bfloat16)
+
+    def compile(self) -> None:
+        """Compile the encoder for the clips that walks consist of, on a GPU."""
+        self._encoder.compile([4 * OPENING_FRAMES - 3, 4 * (LEAD_FRAMES + LATER_FRAMES) - 3, 4 * CONDITION_FRAMES - 3])
 
     @torch.no_grad()
     def encode(self, frames: Tensor) -> Tensor:
         """Encode frames [B, M, H, W, 3], uint8 or float on the scale of 0 to 255, to latents [B, 16, F, Y, X]."""
-        clips = (frames.permute(0, 4, 1, 2, 3).float() / 127.5 - 1).contiguous(memory_format=torch.channels_last_3d)
-        with torch.autocast(clips.device.type, torch.bfloat16):
-            mean = encode(self.vae, clips)[:, : self.vae.config.z_dim].float()
-        return (mean - self._mean) / self._std
+        return (self._encoder(frames) - self._mean) / self._std
 
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
@@ -59,8 +65,8 @@ class LatentSpace:
 
     def opening_condition(self, first_frames: Tensor) -> Tensor:
         """Return the condition [B, 20, CONDITION_FRAMES, Y, X] of sessions that start with images [B, H, W, 3]."""
-        clips = torch.full((len(first_frames), 4 * CONDITION_FRAMES - 3, *first_frames.shape[1:]), 127.5)
-        clips = clips.to(first_frames.device)
+        shape = (len(first_frames), 4 * CONDITION_FRAMES - 3, *first_frames.shape[1:])
+        clips = torch.full(shape, 127.5, device=first_frames.device)
         clips[:, 0] = first_frames.float()
         latents = self.encode(clips)
         mask = torch.zeros_like(latents[:, :4])
@@ -95,21 +101,14 @@ class Walks:
     def __len__(self) -> int:
         return len(self.gap_W)
 
+    def part(self, first: int, end: int) -> Walks:
+        """Return the walks from `first` to before `end`, in the same memory."""
+        return Walks(**{field.name: getattr(self, field.name)[first:end] for field in fields(self)})
+
     def replace(self, first: int, others: Walks) -> None:
         """Put other walks in the place of those from `first` on, in the same memory."""
         for field in fields(self):
             getattr(self, field.name)[first : first + len(others)].copy_(getattr(others, field.name))
-
-    def save(self, path: Path) -> None:
-        """Write the walks to a file, for another run on the same machine."""
-        unfinished = path.with_suffix(".unfinished")
-        save_file({field.name: getattr(self, field.name).contiguous() for field in fields(self)}, unfinished)
-        unfinished.rename(path)
-
-    @classmethod
-    def load(cls, path: Path, device: torch.device) -> Walks:
-        """Read walks that were saved."""
-        return cls(**{name: tensor.to(device) for name, tensor in load_file(path).items()})
 
 
 def relative_motion(cameras: trajectories.Cameras) -> tuple[np.ndarray, np.ndarray]:
@@ -134,19 +133,26 @@ def media_styles(styles_BT: np.ndarray) -> np.ndarray:
 
 def draw(cameras: trajectories.Cameras, styles_BT: np.ndarray, device: torch.device) -> Tensor:
     """Render walks to frames uint8 [B, M, H, W, 3]."""
-    poses = torch.from_numpy(trajectories.media_poses(cameras)).to(device)
-    styles = torch.from_numpy(media_styles(styles_BT).astype(np.int32)).to(device)
+    poses = _on(device, trajectories.media_poses(cameras))
+    styles = _on(device, media_styles(styles_BT).astype(np.int32))
     frames = scene.render(poses.flatten(0, 1), styles.flatten())
     return frames.view(*poses.shape[:2], *frames.shape[1:])
 
 
 def build_walks(
-    space: LatentSpace, rng: np.random.Generator, num_walks: int, device: torch.device, *, batch: int = 64
+    space: LatentSpace, rng: np.random.Generator, num_walks: int, device: torch.device, *, portion: int = PORTION
 ) -> Walks:
-    """Plan, render and encode walks, each as it is and gone a little astray."""
+    """Plan, render and encode walks, each as it is and gone a little astray. Nothing here waits for the device."""
+    portions = []
+    for first in range(0, num_walks, portion):
+        portions.append(_build_portion(space, rng, min(portion, num_walks - first), device))
+    parts = {field.name: [getattr(walks, field.name) for walks in portions] for field in fields(Walks)}
+    return Walks(**{name: torch.cat(tensors) for name, tensors in parts.items()})
+
+
+def _build_portion(space: LatentSpace, rng: np.random.Generator, num_walks: int, device: torch.device) -> Walks:
     gap = np.where(rng.random(num_walks) < _CONTINUOUS_CHANCE, 0, rng.integers(1, MAX_GAP_CHUNKS + 1, num_walks))
-    total = OPENING_FRAMES + FRAMES_PER_CHUNK * MAX_GAP_CHUNKS + LATER_FRAMES
-    keys = trajectories.sample_keys(rng, num_walks, total)
+    keys = trajectories.sample_keys(rng, num_walks, OPENING_FRAMES + FRAMES_PER_CHUNK * int(gap.max()) + LATER_FRAMES)
     # The first latent frame is the start image, and does not move.
     keys[:, 0] = False
     headings = trajectories.sample_headings(rng, num_walks)
@@ -157,34 +163,35 @@ def build_walks(
     kept = np.concatenate([np.tile(np.arange(OPENING_FRAMES), (num_walks, 1)), later], axis=1)
     row = np.arange(num_walks)[:, None]
     styles = _sample_styles(rng, gap)
-    latents: tuple[list[Tensor], list[Tensor]] = ([], [])
-    conditions = []
-    for first in range(0, num_walks, batch):
-        part = slice(first, first + batch)
-        # Four latent frames more in front, whose latents are dropped: the causal encoder looks back.
-        lead = np.concatenate([later[part, :1] - np.arange(4, 0, -1), later[part]], axis=1)
-        before = np.where(gap[part, None] == 0, styles[part, 5:9], styles[part, 9:10])
-        lead_styles = np.concatenate([before, styles[part, OPENING_FRAMES:]], axis=1)
-        for index, seen_from in enumerate(both):
-            at_first = _pick(seen_from, row[part], kept[part, :OPENING_FRAMES])
-            opening = draw(at_first, styles[part, :OPENING_FRAMES], device)
-            following = draw(_pick(seen_from, row[part], lead), lead_styles, device)
-            encoded = [space.encode(opening), space.encode(following)[:, :, 4:]]
-            latents[index].append(torch.cat(encoded, dim=2).transpose(1, 2).bfloat16())
-            if index == 0:
-                conditions.append(space.opening_condition(opening[:, 0]).transpose(1, 2).bfloat16())
-    poses = [torch.from_numpy(pose_features(_pick(seen_from, row, kept))).to(device) for seen_from in both]
+    lead = np.concatenate([later[:, :1] - np.arange(LEAD_FRAMES, 0, -1), later], axis=1)
+    before = np.where(
+        gap[:, None] == 0,
+        styles[:, OPENING_FRAMES - LEAD_FRAMES : OPENING_FRAMES],
+        styles[:, OPENING_FRAMES : OPENING_FRAMES + 1],
+    )
+    lead_styles = np.concatenate([before, styles[:, OPENING_FRAMES:]], axis=1)
+    openings = [draw(_pick(seen, row, kept[:, :OPENING_FRAMES]), styles[:, :OPENING_FRAMES], device) for seen in both]
+    followings = [draw(_pick(seen, row, lead), lead_styles, device) for seen in both]
+    encoded = (space.encode(torch.cat(openings)), space.encode(torch.cat(followings))[:, :, LEAD_FRAMES:])
+    latents = torch.cat(encoded, dim=2).transpose(1, 2).bfloat16()
+    poses = [_on(device, pose_features(_pick(seen, row, kept))) for seen in both]
     return Walks(
-        latents_WTCYX=torch.cat(latents[0]),
-        astray_WTCYX=torch.cat(latents[1]),
-        conditions_WTCYX=torch.cat(conditions),
-        rotations_WT33=torch.from_numpy(rotations[row, kept]).to(device),
-        translations_WT3=torch.from_numpy(translations[row, kept]).to(device),
+        latents_WTCYX=latents[:num_walks],
+        astray_WTCYX=latents[num_walks:],
+        conditions_WTCYX=space.opening_condition(openings[0][:, 0]).transpose(1, 2).bfloat16(),
+        rotations_WT33=_on(device, rotations[row, kept]),
+        translations_WT3=_on(device, translations[row, kept]),
         poses_WTE=poses[0],
         astray_poses_WTE=poses[1],
-        styles_WT=torch.from_numpy(styles).to(device),
-        gap_W=torch.from_numpy(gap).to(device),
+        styles_WT=_on(device, styles),
+        gap_W=_on(device, gap),
     )
+
+
+def _on(device: torch.device, values: np.ndarray) -> Tensor:
+    """Bring values to a device, without waiting for what it is doing."""
+    tensor = torch.from_numpy(values)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def _pick(cameras: trajectories.Cameras, row: np.ndarray, frames: np.ndarray) -> trajectories.Cameras:

@@ -65,19 +65,17 @@ class DemoModel(nn.Module):
     def network(self) -> TrainingNetwork:
         return TrainingNetwork(self.transformer, GEOMETRY)
 
-    def load(self, folder: Path, poses: Path | None = None) -> list[str]:
+    def load(self, folder: Path) -> list[str]:
         """Load a checkpoint folder, in place. Layers that it lacks at the end start as ones that change nothing.
 
-        The readers of poses are in the file `poses`, by default one in the folder; without any they begin anew.
+        The readers of poses are in a file of the folder; without it, as in a shipped checkpoint, they begin anew.
 
         Returns what was not found. Raises ValueError naming tensors that are not ours or of other shapes, and those
         that are missing elsewhere.
         """
         found = {f"{part}.{name}": tensor for part in _STEMS for name, tensor in _read_folder(folder, part).items()}
-        if poses is None and (folder / _POSES).exists():
-            poses = folder / _POSES
-        if poses is not None:
-            found |= {f"poses.{name}": tensor for name, tensor in load_file(poses).items()}
+        if (folder / _POSES).exists():
+            found |= {f"poses.{name}": tensor for name, tensor in load_file(folder / _POSES).items()}
         wanted = dict(self.named_parameters())
         extra = sorted(name for name in found if name not in wanted or found[name].shape != wanted[name].shape)
         missing = sorted(set(wanted) - set(found))

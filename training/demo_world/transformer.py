@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import time
 from pathlib import Path
@@ -28,8 +27,8 @@ from torch import Tensor
 from training.demo_world import scene
 from training.demo_world.batches import CHUNKS, Batch, Batches, RolledOut
 from training.demo_world.clips import ClipInputs, Clips
-from training.demo_world.closed_loop import roll_out_walks
-from training.demo_world.dataset import FRAMES_PER_CHUNK, LatentSpace, Walks, build_walks
+from training.demo_world.closed_loop import continuous_walks, roll_out_walks
+from training.demo_world.dataset import FRAMES_PER_CHUNK, PORTION, LatentSpace, Walks, build_walks
 from training.demo_world.judge import Judge
 from training.demo_world.model import (
     CHUNK_POSE_LAYERS,
@@ -40,6 +39,7 @@ from training.demo_world.model import (
     export,
 )
 from training.demo_world.optimizer import Optimizer
+from training.demo_world.ring import WalkRing
 from training.demo_world.steps import Stepper
 from training.demo_world.vae import trainable
 
@@ -47,8 +47,8 @@ WARM_UP_STEPS = 100
 AGREE_EVERY = 20
 """Steps between two looks at the clock, which make the host wait for the device."""
 ROLL_OUT_EVERY = 60
-RENEWED_WALKS = 64
 POSE_WEIGHT = 0.1
+HELD_OUT_WALKS, HELD_OUT_SEED = 2 * PORTION, 996
 
 
 def loss_of(clips: Clips, model: DemoModel, prompts: PromptTable, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -141,7 +141,7 @@ class Run:
         self.space = LatentSpace(trainable(vae))
         self.model = DemoModel().to(device)
         if arguments.resume is not None:
-            missing = self.model.load(arguments.resume, arguments.poses)
+            missing = self.model.load(arguments.resume)
             self.say(f"from {arguments.resume}, with {len(missing)} new tensors")
         self.network, self.prompts = self.model.network(), PromptTable(self.model, device)
         self.optimizer = Optimizer(
@@ -155,6 +155,8 @@ class Run:
         )
         if arguments.compile:
             clips.compile()
+            if device.type == "cuda":
+                self.space.compile()
 
         def compute(batch: Batch) -> tuple[Tensor, Tensor]:
             with torch.autocast(device.type, torch.bfloat16, cache_enabled=False):
@@ -165,32 +167,33 @@ class Run:
         torch.manual_seed(1000 * arguments.seed + rank)
         self.fixed_condition = self.space.fixed_condition(scene.HEIGHT, scene.WIDTH, device)
         began = time.monotonic()
-        self._rng = np.random.default_rng([arguments.seed, rank])
-        self.walks = self._first_walks(rank)
-        if device.type == "cuda":
+        rng = np.random.default_rng([arguments.seed, rank])
+        portion = min(PORTION, arguments.walks // 4)
+        self.held_out = self._build(np.random.default_rng(HELD_OUT_SEED), min(HELD_OUT_WALKS, arguments.walks))
+        self._wait()
+        prepared = time.monotonic()
+        walks = self._build(rng, -(-arguments.walks // portion) * portion)
+        self._wait()
+        now = time.monotonic()
+        rate = len(walks) / (now - prepared)
+        self.say(f"{len(walks)} walks a process, {rate:.0f} a second, after {prepared - began:.0f} s of preparation")
+        self.ring = WalkRing(
+            walks,
+            lambda num_walks: self._build(rng, num_walks),
+            portion=portion,
+            clips_per_step=arguments.clips,
+            seen=arguments.seen,
+        )
+        self._looked_s = 0.0
+        self._roll_out_every = 2 if arguments.smoke else ROLL_OUT_EVERY
+        self.batches = Batches(walks, self.fixed_condition, SIGMAS, num_copies=arguments.copies)
+
+    def _build(self, rng: np.random.Generator, num_walks: int) -> Walks:
+        return build_walks(self.space, rng, num_walks, self.device)
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
             torch.cuda.synchronize()
-        self.say(f"{len(self.walks)} walks a process in {time.monotonic() - began:.0f} s")
-        self._next_walk = 0
-        self.batches = Batches(self.walks, self.fixed_condition, SIGMAS, num_copies=arguments.copies)
-
-    def _first_walks(self, rank: int) -> Walks:
-        """Read the walks that an earlier run left, or build them."""
-        arguments = self.arguments
-        kept = None if arguments.keep_walks is None else Path(f"{arguments.keep_walks}.{rank}.safetensors")
-        if kept is not None and kept.exists():
-            return Walks.load(kept, self.device)
-        walks = build_walks(self.space, self._rng, arguments.walks, self.device)
-        if kept is not None:
-            walks.save(kept)
-        return walks
-
-    def _renew_walks(self) -> None:
-        """Put new walks in the place of the oldest ones."""
-        num_walks = len(self.walks)
-        self._next_walk %= num_walks
-        count = min(RENEWED_WALKS, num_walks - self._next_walk)
-        self.walks.replace(self._next_walk, build_walks(self.space, self._rng, count, self.device))
-        self._next_walk += count
 
     def say(self, text: str) -> None:
         if self.is_first:
@@ -200,7 +203,7 @@ class Run:
         """Take steps until the time is over; all processes take equally many."""
         arguments, rolled_out = self.arguments, None
         clock, began, step = self.clock, time.monotonic(), 0
-        next_look_s, next_renewal_s = 0.0, math.inf if arguments.renew_s is None else arguments.renew_s
+        next_look_s = 0.0
         while True:
             if step and step % AGREE_EVERY == 0:
                 clock.read()
@@ -209,12 +212,8 @@ class Run:
                 if clock.elapsed_s >= next_look_s:
                     self._look(step, clock.elapsed_s)
                     next_look_s += arguments.look_s
-            if step % ROLL_OUT_EVERY == 0 and clock.elapsed_s >= next_renewal_s:
-                # Rollouts belong to the walks that they were made of, so that both change together.
-                self._renew_walks()
-                next_renewal_s, rolled_out = next_renewal_s + arguments.renew_s, None
-            if clock.progress >= arguments.own_from and step % ROLL_OUT_EVERY == 0:
-                rolled_out = self._roll_out(arguments.sessions, arguments.horizon)
+            if clock.progress >= arguments.own_from and step % self._roll_out_every == 0:
+                rolled_out = self._histories()
             num_own = round(arguments.own_share * arguments.clips)
             batch = self.batches.draw(
                 arguments.clips,
@@ -225,6 +224,7 @@ class Run:
             )
             rate = learning_rate_at(arguments.peak, step, clock.progress, arguments.decay, arguments.floor)
             watched = self.stepper.step(batch, rate)
+            self.ring.step()
             step += 1
             if step == 5:
                 watched.tolist()
@@ -238,21 +238,39 @@ class Run:
                 return
 
     def _look(self, step: int, seconds: float) -> None:
-        """Say how a closed loop is doing, and save what there is."""
-        rolled_out = self._roll_out(48, min(18, max(12, self.arguments.horizon)))
-        errors = rolled_out.errors_RN[:, : rolled_out.num_chunks]
-        by_chunk = " ".join(f"{error:.3f}" for error in errors.mean(0).tolist())
-        used = (errors < self.arguments.max_error).float().mean().item()
-        self.say(f"after {seconds:.0f} s, {step} steps: error by chunk {by_chunk}, {used:.2f} of them used")
+        """Say how closed loops are doing on walks that are learnt from and on others, and save what there is.
+
+        Where the former do better, walks are learnt by heart.
+        """
+        arguments, chunks = self.arguments, min(18, max(12, self.arguments.horizon))
+        learnt_from = continuous_walks(self.ring.walks)[:HELD_OUT_WALKS]
+        for name, walks, chosen in (
+            ("learnt from", self.ring.walks, learnt_from),
+            ("held out", self.held_out, continuous_walks(self.held_out)),
+        ):
+            errors = self._roll_out(walks, chosen, chunks).errors_RN[:, :chunks]
+            by_chunk = " ".join(f"{error:.3f}" for error in errors.mean(0).tolist())
+            used = (errors < arguments.max_error).float().mean().item()
+            self.say(f"after {seconds:.0f} s, {step} steps, {name}: error by chunk {by_chunk}, {used:.2f} usable")
+        renewing_s, passed_s = self.ring.take_seconds(), seconds - self._looked_s
+        self._looked_s = seconds
+        share = renewing_s / max(1.0, passed_s)
+        self.say(f"{self.ring.num_renewed} walks renewed, for which {share:.2f} of the time went since the last look")
         if self.is_first and step:
             self.save()
 
-    def _roll_out(self, sessions: int, chunks: int) -> RolledOut:
-        """Make histories with the averaged weights, which are what will be served."""
+    def _histories(self) -> RolledOut:
+        """Make histories of walks that stay until the next time."""
+        chosen = continuous_walks(self.ring.walks, self.ring.lasting(self._roll_out_every))
+        chosen = chosen[torch.randint(0, len(chosen), (self.arguments.sessions,), device=self.device)]
+        return self._roll_out(self.ring.walks, chosen, self.arguments.horizon)
+
+    def _roll_out(self, walks: Walks, chosen: Tensor, chunks: int) -> RolledOut:
+        """Play walks with the averaged weights, which are what will be served."""
         self.optimizer.swap_average()
         with torch.autocast(self.device.type, torch.bfloat16):
             rolled_out = roll_out_walks(
-                self.network, self.prompts, self.walks, self.fixed_condition, sessions=sessions, chunks=chunks
+                self.network, self.prompts, walks, self.fixed_condition, chosen=chosen, chunks=chunks
             )
         self.optimizer.swap_average()
         return rolled_out
@@ -285,15 +303,13 @@ def _arguments() -> argparse.Namespace:
     duration.add_argument("--seconds", type=float, help="training time; data and evaluation not counted")
     duration.add_argument("--until", type=float, help="when training ends, seconds since 1970; evaluation not counted")
     parser.add_argument("--resume", type=Path, help="--out of an earlier run, or a checkpoint; it may lack last layers")
-    parser.add_argument("--poses", type=Path, help="poses.safetensors of that run, where it lies elsewhere")
     parser.add_argument("--peak", type=float, default=2e-3, help="learning rate")
     parser.add_argument("--decay", type=float, default=0.0, help="last share of the run in which the rate falls")
     parser.add_argument("--floor", type=float, default=0.02, help="last learning rate over the peak")
     parser.add_argument("--ema", type=float, default=0.998, help="decay of the weights' average, a step")
-    parser.add_argument("--walks", type=int, default=2048, help="walks a process")
-    parser.add_argument("--keep-walks", type=Path, help="where to leave the first walks, or to take those left there")
+    parser.add_argument("--walks", type=int, default=2048, help="walks a process holds at once, in whole portions")
     parser.add_argument(
-        "--renew-s", type=float, help="seconds after which some walks give way to new ones, again and again"
+        "--seen", type=float, default=8.0, help="clips that a walk is in before a new one takes its place"
     )
     parser.add_argument("--astray-share", type=float, default=0.6, help="other clips whose history is a little astray")
     parser.add_argument("--clips", type=int, default=24, help="clips a step and process")
@@ -310,7 +326,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--smoke", action="store_true", help="five steps on a few walks, to try the program on a CPU")
     arguments = parser.parse_args()
     if arguments.smoke:
-        arguments.walks, arguments.clips, arguments.sessions, arguments.horizon = 6, 2, 2, 8
+        arguments.walks, arguments.clips, arguments.sessions, arguments.horizon = 8, 2, 2, 8
         arguments.own_from = min(arguments.own_from, 0.0)
     return arguments
 

@@ -35,7 +35,7 @@ class _Space:
 def test_walks_and_what_is_astray_of_them_are_seen_from_where_their_poses_say(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dataset, "draw", _headings)
     space = cast(LatentSpace, _Space())
-    walks = build_walks(space, np.random.default_rng(0), 40, torch.device("cpu"), batch=16)
+    walks = build_walks(space, np.random.default_rng(0), 40, torch.device("cpu"), portion=16)
     shown, astray = walks.latents_WTCYX[:, :, 3, 0, 0].float(), walks.astray_WTCYX[:, :, 3, 0, 0].float()
     torch.testing.assert_close(shown, walks.poses_WTE[..., SINE], atol=0.005, rtol=0)
     torch.testing.assert_close(astray, walks.astray_poses_WTE[..., SINE], atol=0.005, rtol=0)
