@@ -30,6 +30,7 @@ from worldmodel.lingbot.config import LingBotOptions
 from worldmodel.lingbot.config import parse_options as parse_lingbot
 from worldmodel.lingbot.inspection import inspect_checkpoint
 from worldmodel.tools.amounts import bytes_text
+from worldmodel.tools.argument_parser import ToolParser
 
 MAX_CARD_GB = 1e6
 WORLD_WIDTH, WORLD_HEIGHT = 832, 480
@@ -37,7 +38,7 @@ WORLD_WIDTH, WORLD_HEIGHT = 832, 480
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the inspection and return the exit code."""
-    arguments = _parser().parse_args(argv)
+    arguments = _parser().read(argv)
     try:
         found = _inspect(arguments)
     except (WorldModelError, ValueError) as error:
@@ -60,12 +61,12 @@ def _whole(problems: tuple[Problem, ...]) -> list[str]:
 
 def _inspect(arguments: argparse.Namespace) -> Inspection:
     """Inspect a checkpoint of either model, at the picture size that it is served with if none is given."""
-    table = dict(arguments.option)
+    table: dict[str, object] = dict(arguments.option)
     if is_dreamzero(arguments.checkpoint):
         if arguments.text_encoder is not None:
             raise ValueError("--text-encoder: the text encoder of a DreamZero checkpoint is always resident")
         # Without one, it is for the robot that the checkpoint is of.
-        table = {"embodiment": trained_embodiment(arguments.checkpoint)} | table
+        table.setdefault("embodiment", trained_embodiment(arguments.checkpoint))
         return inspect_dreamzero(
             arguments.checkpoint,
             width=arguments.width,
@@ -92,10 +93,9 @@ def _checked(parse: OptionsParser, table: dict[str, object]) -> bytes:
         raise ValueError(f"--option: {error.message}") from error
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> ToolParser:
+    parser = ToolParser(
         prog="worldserve inspect",
-        allow_abbrev=False,
         description="Show what a checkpoint holds and what it takes to serve it.",
     )
     parser.add_argument("checkpoint", metavar="PATH", help="a checkpoint folder, or random:NAME")
