@@ -219,7 +219,8 @@ class FakeRobotAdapter:
         for state in STATES:
             numbers = arrays.get(state.name)
             if numbers is not None and (numbers.size != state.num_dims or numbers.dtype.kind not in "fiu"):
-                problem = f"expected {state.num_dims} numbers, got {numbers.dtype} {list(numbers.shape)}"
+                numbers_word = "number" if state.num_dims == 1 else "numbers"
+                problem = f"expected {state.num_dims} {numbers_word}, got {numbers.dtype} {list(numbers.shape)}"
                 raise _refusal(state.name, problem)
 
 

@@ -94,6 +94,11 @@ def _to_signed(x: Floats, low: Floats, high: Floats) -> Floats:
     return 2 * (x - low) / span - 1
 
 
+def count_of_numbers(count: int, kind: str = "") -> str:
+    """Return "1 number" or "7 numbers", with a word for their kind."""
+    return f"{count} {kind}number{'' if count == 1 else 's'}"
+
+
 def read_normalizer(
     statistics: object,
     mode: NormalizationMode,
@@ -113,14 +118,14 @@ def read_normalizer(
     for name in NEEDED[mode]:
         value = statistics.get(name) if isinstance(statistics, Mapping) else None
         if value is None:
-            problems.append(f"{where}: {name} is missing, which {mode} needs")
+            problems.append(f"{where}: {name} is missing, which normalization by {mode} needs")
             continue
         try:
             array = np.asarray(value, dtype=np.float64)
         except (TypeError, ValueError):
             array = np.empty(0)
         if array.shape not in shapes or not np.isfinite(array).all():
-            problems.append(f"{where}: {name} must be {num_dims} finite numbers{rows}")
+            problems.append(f"{where}: {name} must be {count_of_numbers(num_dims, 'finite ')}{rows}")
             continue
         arrays.append(array)
     blank = np.zeros(num_dims)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from worldmodel.adapter import Arrays
 from worldmodel.dreamzero.embodiments import KEY_PREFIX
 from worldmodel.dreamzero.frames import CALL_FRAMES, FIRST_CALL_FRAMES, CameraFrames, add_frames
+from worldmodel.dreamzero.normalize import count_of_numbers
 from worldmodel.dreamzero.pictures import Pixels, tile_views, transform_view
 from worldmodel.dreamzero.robot import MAX_REQUEST_FRAMES, Field, Robot
 from worldmodel.errors import RequestRefused
@@ -95,7 +96,7 @@ class ObservationReader:
         if array is None:
             return np.zeros(state.num_dims)
         if array.size != state.num_dims or array.dtype.kind not in "fiu":
-            raise _refusal(key, f"expected {state.num_dims} numbers, got {array.dtype} {list(array.shape)}")
+            raise _refusal(key, f"expected {count_of_numbers(state.num_dims)}, got {array.dtype} {list(array.shape)}")
         values = array.astype(np.float64).reshape(-1)
         # Not beyond what actions are made of either: relative ones are added to these.
         if not (np.abs(values) <= np.finfo(np.float32).max).all():

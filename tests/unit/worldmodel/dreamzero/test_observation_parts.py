@@ -53,6 +53,11 @@ def test_statistics_that_do_not_fit_are_named() -> None:
     ):
         read_normalizer(statistics, NormalizationMode.Q99, 1, where="x", problems=problems)
     assert len(problems) == 6
+    assert problems[:3] == [
+        "x: q01 is missing, which normalization by q99 needs",
+        "x: q99 is missing, which normalization by q99 needs",
+        "x: q01 must be 1 finite number",
+    ]
     assert problems[-1] == "x: q01 must not exceed q99"
 
 

@@ -243,7 +243,7 @@ def test_a_request_that_lacks_a_camera_is_refused_and_forgotten(
         ("joint_position", np.zeros(6), "expected 7 numbers"),
         ("joint_position", np.full(7, np.nan), "expected finite numbers"),
         ("joint_position", np.full(7, -1e39), "expected finite numbers"),
-        ("gripper_position", np.array([True]), "expected 1 numbers, got bool"),
+        ("gripper_position", np.array([True]), "expected 1 number, got bool"),
     ],
 )
 def test_a_bad_observation_is_refused_and_forgotten(
