@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from worldmodel.dreamzero.embodiments import KEY_PREFIX, Embodiment
-from worldmodel.dreamzero.normalize import NormalizationMode, Normalizer, read_normalizer
+from worldmodel.dreamzero.normalize import NormalizationMode, Normalizer, count_of_numbers, read_normalizer
 from worldmodel.dreamzero.training_config import TrainingConfig
 from worldmodel.messages import RobotInfo, StateInput
 
@@ -167,12 +167,16 @@ class _Reader:
             return self._training.keys[kind]
         if self._embodiment.tag == "oxe_droid":
             return DROID_KEYS
-        if len(known) > 1 and self._training.was_read:
+        if len(known) > 1 and self._is_silent(f"{kind}.modality_keys"):
             names = ", ".join(known)
             self._problems.append(
                 f"conf.yaml: {kind}.modality_keys is missing, which is the order of {names}: {remedy}"
             )
         return tuple(known)
+
+    def _is_silent(self, setting: str) -> bool:
+        """Return whether `conf.yaml` could say a setting and does not."""
+        return self._training.was_read and setting not in self._training.misstated
 
     def cameras(self, stated: tuple[str, ...] | None) -> tuple[tuple[str, ...], int, int]:
         """Return request keys in tiling order and the one size (height, width) that all cameras have."""
@@ -231,25 +235,26 @@ class _Reader:
             )
             fields.append(Field(name=key, dims=dims, normalizer=normalizer))
         if not 1 <= start <= width:
-            self._problems.append(f"metadata.json: {kind} has {start} numbers, expected 1 to {width}")
+            self._problems.append(f"metadata.json: {kind} has {count_of_numbers(start)}, expected 1 to {width}")
         return tuple(fields)
 
     def _relative_names(self) -> tuple[str, ...]:
         """Return the actions that are relative; that it is not said is a problem."""
         training = self._training
-        if training.relative_action is None and training.was_read:
+        if training.relative_action is None and self._is_silent("relative_action"):
             self._problems.append("conf.yaml: relative_action is missing: expected true or false")
         if not training.relative_action:
             return ()
         if training.relative_action_keys is None:
-            self._problems.append("conf.yaml: relative_action is true, but relative_action_keys is missing")
+            if self._is_silent("relative_action_keys"):
+                self._problems.append("conf.yaml: relative_action is true, but relative_action_keys is missing")
             return ()
         return tuple(name.removeprefix("action.") for name in training.relative_action_keys)
 
     def _mode(self, name: str) -> NormalizationMode | None:
         """Return how a key is normalised; that it is not said is a problem."""
         mode = self._training.modes.get(name)
-        if mode is None and self._training.was_read:
+        if mode is None and self._is_silent("normalization_modes") and self._is_silent(f"normalization of {name}"):
             known = ", ".join(NormalizationMode)
             self._problems.append(f"conf.yaml: normalization_modes does not name {name}: expected one of {known}")
         return mode
@@ -270,7 +275,7 @@ class _Reader:
             state = by_name.get(action.name)
             if state is None or state.num_dims != action.num_dims:
                 self._problems.append(
-                    f"relative action {action.name} needs a state of its name and {action.num_dims} numbers"
+                    f"relative action {action.name} needs a state of its name and {count_of_numbers(action.num_dims)}"
                 )
                 continue
             if self._training.statistics_by_row and not action.normalizer.is_by_row:

@@ -214,9 +214,47 @@ def test_what_other_robots_say_of_their_keys_is_no_problem(tmp_path: Path) -> No
     assert problems == ["conf.yaml: normalization of state.head stands there with different values: ['q99', 'scale']"]
 
 
+@pytest.mark.parametrize("beside", ["data", "gr2", "oxe_droids"])
+def test_what_may_be_of_another_robot_is_not_taken_for_ours_and_not_passed_over(tmp_path: Path, beside: str) -> None:
+    turned = {"target_rotations": {"state.x": "rotation_6d"}}
+    config, problems = read(tmp_path, {"oxe_droid": {}, beside: {"formalize_language": True, "t": turned}})
+    assert problems == ["conf.yaml: formalize_language: expected false, the only form that is served, got True"]
+    assert config.rotations == {"state.x": "rotation_6d"}
+    own = {"formalize_language": False, "target_rotations": {"state.x": None}}
+    config, problems = read(tmp_path, {"oxe_droid": own, beside: {"formalize_language": True, "t": turned}})
+    assert (config.rotations, problems) == ({}, [])
+    where = f"stands only below {beside}, which may be of another robot: write it below yours"
+    config, problems = read(tmp_path, {"oxe_droid": {}, beside: {"relative_action": True, **keys("state", "x")}})
+    assert problems == [f"conf.yaml: {name}: {where}" for name in ("relative_action", "state.modality_keys")]
+    assert config == TrainingConfig(misstated=frozenset({"relative_action", "state.modality_keys"}))
+    by_row = {"relative_action_per_horizon": True}
+    _, problems = read(tmp_path, {"relative_action": False, "a": {"oxe_droid": {}, beside: by_row}})
+    assert problems == [f"conf.yaml: relative_action_per_horizon: {where}"]
+    _, problems = read(tmp_path, {"relative_action": False, "oxe_droid": {}, beside: {"relative_action": True}})
+    assert problems == ["conf.yaml: relative_action stands there with different values: [False, True]"]
+
+
+def test_a_setting_of_another_type_is_not_called_missing(tmp_path: Path) -> None:
+    content = {"relative_action": "${x}", "relative_action_keys": "x", "normalization_modes": "${y}"}
+    content |= {"state": {"modality_keys": "${z}"}}
+    config, problems = read(tmp_path, content)
+    assert problems == [
+        "conf.yaml: relative_action: expected true or false, got '${x}'",
+        "conf.yaml: relative_action_keys: expected a list of keys, got 'x'",
+        "conf.yaml: state.modality_keys: expected a list of keys, got '${z}'",
+        "conf.yaml: normalization_modes: expected a table, got '${y}'",
+    ]
+    assert config.misstated >= {"relative_action", "state.modality_keys"}
+
+
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
+        (
+            "relative_action: true\nb: {c: 1}\nrelative_action: false\n",
+            "is not valid YAML (key 'relative_action' stands there twice, the second time in line 3)",
+        ),
+        ("a:\n- b:\n    x: 1\n    x: 1\n", "is not valid YAML (key 'x' stands there twice, the second time in line 4)"),
         ({"a": keys("state", "x"), "b": keys("state", "y")}, "state.modality_keys stands there with different values"),
         ({"a": {"relative_action": True}, "b": {"relative_action": False}}, "relative_action stands there"),
         ({"normalization_modes": {"state.x": "log"}}, "normalization of state.x: expected one of"),
