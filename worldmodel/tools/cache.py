@@ -17,6 +17,7 @@ from offload.cache_folder import CacheFolder
 from offload.cache_upkeep import EntryFacts, list_entries, prune, verify_entry
 from offload.errors import CacheError
 from worldmodel.tools.amounts import bytes_text
+from worldmodel.tools.argument_parser import ToolParser
 
 HOUR_S = 3600.0
 ADDRESS_DIGITS = 16
@@ -24,7 +25,7 @@ ADDRESS_DIGITS = 16
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Do what is asked and return the exit code."""
-    arguments = _parser().parse_args(argv)
+    arguments = _parser().read(argv)
     if not arguments.folder.is_dir():
         return _fail(f"{arguments.folder}: no such folder")
     try:
@@ -40,10 +41,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(str(error))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> ToolParser:
+    parser = ToolParser(
         prog="worldserve cache",
-        allow_abbrev=False,
         description="Look after a cache of final weights (host = 'runtime_cache').",
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
@@ -53,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
         "prune": "delete what was not used for long; entries in use stay",
     }
     for name, line in lines.items():
-        action = actions.add_parser(name, help=line, allow_abbrev=False)
+        action = actions.add_parser(name, help=line)
         action.add_argument("folder", type=Path, metavar="FOLDER", help="the cache_folder of the section [offload]")
         if name == "prune":
             action.add_argument("--max-bytes", type=_number, help="keep at most so much, by last use")

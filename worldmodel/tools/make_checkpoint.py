@@ -20,6 +20,7 @@ from worldmodel.catalog import resolve
 from worldmodel.checkpoint.errors import CheckpointError
 from worldmodel.checkpoint.plan import MAX_SEED, CheckpointPlan, PlanRequest
 from worldmodel.tools.amounts import bytes_text
+from worldmodel.tools.argument_parser import ToolParser
 
 PLANNERS: dict[str, str] = {
     "lingbot-world-v2": "worldmodel.lingbot.layout:plan_for",
@@ -31,7 +32,7 @@ PLANNERS: dict[str, str] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the checkpoint, or only show its plan, and return the exit code."""
-    arguments = _parser().parse_args(argv)
+    arguments = _parser().read(argv)
     planner = cast("Callable[[PlanRequest], CheckpointPlan]", resolve(PLANNERS[arguments.like]))
     request = PlanRequest(scale=arguments.scale, layout=arguments.layout, dtype=arguments.dtype)
     try:
@@ -53,10 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> ToolParser:
+    parser = ToolParser(
         prog="worldserve make-checkpoint",
-        allow_abbrev=False,
         description="Write a checkpoint with random weights in the exact layout of a published one.",
     )
     parser.add_argument("out", type=Path, metavar="OUT", help="a new or empty folder")

@@ -205,7 +205,7 @@ def test_cards_that_are_none_are_refused(cards: str, capsys: pytest.CaptureFixtu
         main([FULL, f"--cards={cards}"])
     assert caught.value.code == 2
     assert (
-        f"argument --cards: expected numbers of GB above 0 with commas between them, such as 24,80, got '{cards}'"
+        f"inspect: --cards: expected numbers of GB above 0 with commas between them, such as 24,80, got '{cards}'"
         in (capsys.readouterr().err)
     )
 

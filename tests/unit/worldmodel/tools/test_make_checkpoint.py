@@ -49,7 +49,7 @@ def test_a_seed_that_is_none_is_exit_code_2(tmp_path: Path, seed: str, capsys: p
     with pytest.raises(SystemExit) as caught:
         main(["--like", "lingbot-world-v2", f"--seed={seed}", str(tmp_path / "out")])
     assert caught.value.code == 2
-    assert "argument --seed: expected a number from 0 to 9007199254740991, got" in capsys.readouterr().err
+    assert "make-checkpoint: --seed: expected a number from 0 to 9007199254740991, got" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
