@@ -10,14 +10,20 @@ from pathlib import Path
 import pytest
 import torch
 
+from offload.cached_layers import cache_request
 from offload.errors import OffloadError
 from offload.residency import plan_residency
-from tests.support.lingbot_streaming import NUM_LAYERS, resident, rollout, streamed, write_checkpoint
+from tests.support.lingbot_streaming import NUM_LAYERS, config, resident, rollout, streamed, write_checkpoint
 from tests.support.weight_cache import is_locked_for_others, open_folder
 from worldmodel.checkpoint.stored_component import StoredComponent
 from worldmodel.errors import LoadFailed
+from worldmodel.kernels.fused_layer import FusedFormat
+from worldmodel.kernels.layer_ops import PlainOps
+from worldmodel.lingbot.streamed_layers import LayerSource, StreamedLayers
 from worldmodel.lingbot.streaming_plan import WORKING_BYTES, DeviceNumbers
+from worldmodel.lingbot.transformer import LingBotTransformer
 from worldmodel.offload_settings import OffloadSettings
+from worldmodel.wan.precision import precision_plan
 
 FORMS = [("fp32", False), ("fp32", True), ("bf16", True), ("official", False), ("fp8_kv", True)]
 """Precision plans, and whether their layers are fused."""
@@ -209,6 +215,43 @@ def test_cached_weights_are_the_same_bits_and_skip_the_ordinary_load(
     assert description.startswith("weights streamed from runtime_cache")
     assert_equal_bits(rollout(model, forward), expected["float32", precision, is_fused])
     weights.close()
+
+
+def test_plans_and_forms_that_give_other_bytes_are_other_requests(checkpoints: dict[str, StoredComponent]) -> None:
+    """Shapes and types are those of float8 in both plans; one balances the values."""
+
+    def key(precision: str, *, is_fused: bool = True) -> str:
+        with torch.device("meta"):
+            model = LingBotTransformer(config())
+        model.plan = precision_plan(precision)
+        layer_format = FusedFormat(PlainOps(), model.plan.linear, quantize=model.plan.quantizes_linears)
+        source = LayerSource(component=checkpoints["float32"], device=torch.device("cpu"))
+        layers = StreamedLayers(model, source, layer_format if is_fused else None)
+        return cache_request(layers, "source", layers.metadata).key
+
+    keys = {key("fp8"), key("fp8_kv"), key("bf16"), key("bf16", is_fused=False)}
+    assert len(keys) == 4
+
+
+@pytest.mark.parametrize("validation", ["fast", "full"])
+def test_an_entry_is_checked_as_the_settings_say(
+    checkpoints: dict[str, StoredComponent], cache_folder: Path, monkeypatch: pytest.MonkeyPatch, validation: str
+) -> None:
+    wish = settings(host="runtime_cache", cache_folder=str(cache_folder), cache_validation=validation)
+    streamed(checkpoints["float32"], "fp32", wish, is_fused=False)[2].close()
+    file = next((cache_folder / "entries").rglob("*.safetensors"))
+    file.chmod(0o644)
+    file.write_bytes(file.read_bytes()[:-1] + b"\x07")
+
+    def load_again(*_: object) -> None:
+        raise RuntimeError("a layer is made")
+
+    monkeypatch.setattr("worldmodel.lingbot.streamed_layers.LayerSource.load", load_again)
+    if validation == "full":
+        with pytest.raises(RuntimeError, match="a layer is made"):
+            streamed(checkpoints["float32"], "fp32", wish, is_fused=False)
+    else:
+        streamed(checkpoints["float32"], "fp32", wish, is_fused=False)[2].close()
 
 
 def test_a_checkpoint_that_was_written_again_is_another_entry(
