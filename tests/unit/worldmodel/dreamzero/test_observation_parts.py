@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn import functional
 
 from worldmodel.dreamzero.embodiments import EMBODIMENTS, Tiling, embodiment
 from worldmodel.dreamzero.normalize import NormalizationMode, Normalizer, read_normalizer
@@ -74,6 +75,22 @@ def test_a_crop_is_rounded_down_and_its_place_to_even() -> None:
     # 0.95 of 41 and 10 is 38.95 and 9.5; what is left at both sides is 3 and 1, a half of which is 1.5 and 0.5.
     seen = transform_view(frames, 38, 9)
     assert np.allclose(seen.astype(int), frames[:, 2:40, :9], atol=1)
+
+
+@pytest.mark.parametrize(
+    ("frames", "size", "view"), [(4, (180, 320), (176, 320)), (1, (41, 10), (38, 9)), (3, (37, 53), (16, 64))]
+)
+def test_a_view_has_the_bits_of_the_plain_form(frames: int, size: tuple[int, int], view: tuple[int, int]) -> None:
+    frames_THW3 = np.random.default_rng(frames).integers(0, 256, (frames, *size, 3), dtype=np.uint8)
+    before = frames_THW3.copy()
+    height, width = (int(0.95 * side) for side in size)
+    top, left = round((size[0] - height) / 2), round((size[1] - width) / 2)
+    cropped = np.ascontiguousarray(frames_THW3[:, top : top + height, left : left + width])
+    unit_TCHW = torch.from_numpy(cropped).permute(0, 3, 1, 2).float() / 255
+    resized_TCHW = functional.interpolate(unit_TCHW, size=view, mode="bilinear", align_corners=False, antialias=True)
+    plain = (resized_TCHW * 255).to(torch.uint8).permute(0, 2, 3, 1).contiguous().numpy()
+    np.testing.assert_array_equal(transform_view(frames_THW3, *view), plain)
+    np.testing.assert_array_equal(frames_THW3, before)
 
 
 def test_quadrants() -> None:
