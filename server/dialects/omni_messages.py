@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -98,12 +99,14 @@ def _parse_start(fields: Mapping[str, object]) -> OmniStart:
     if extra is None or isinstance(extra, dict):
         merged["extra_params"] = extras
     try:
-        return validate(OmniStart, merged)
+        start = validate(OmniStart, merged)
     except BadInput as error:
         root = (error.field or "").partition(".")[0].partition("[")[0]
         if root in moved:
             raise _moved(error, f"sampling_params.{error.field}") from error
         raise
+    start.came_from(frozenset(moved))
+    return start
 
 
 def find_event_id(text: str) -> str | None:
@@ -136,12 +139,24 @@ class StartPlan:
 def plan_start(
     message: OmniStart, info: ModelInfo, *, model: str, aliases: tuple[str, ...], parse_control: ControlParser
 ) -> StartPlan:
-    """Check a start against the model that is served. Raises `BadInput` that names the field.
+    """Check a start against the model that is served. Raises `BadInput` that names the field, where it stood.
 
     `model` is its name and `aliases` other names that clients may use.
     """
-    if message.model is not None and message.model not in (model, *aliases):
-        text = f"model: this server has {', '.join((model, *aliases))}, got {message.model[:64]!r}"
+    try:
+        return _plan_start(message, info, names=(model, *aliases), parse_control=parse_control)
+    except BadInput as error:
+        place = message.place_of(error.field)
+        if place is not None and place != error.field:
+            raise _moved(error, place) from error
+        raise
+
+
+def _plan_start(
+    message: OmniStart, info: ModelInfo, *, names: tuple[str, ...], parse_control: ControlParser
+) -> StartPlan:
+    if message.model is not None and message.model not in names:
+        text = f"model: this server has {', '.join(names)}, got {message.model[:64]!r}"
         raise BadInput(ErrorCode.UNKNOWN_MODEL, text, field="model")
     if not message.prompt.strip():
         raise _bad("prompt", "expected some text")
@@ -340,7 +355,9 @@ def _unit_quaternion(data: CameraData) -> list[float]:
         return [0.0, 0.0, 0.0, 1.0]
     length = math.hypot(*data.rotation)
     if not SMALLEST_ROTATION <= length < math.inf:
-        raise _bad(f"{CAMERA}.data.rotation", f"expected a quaternion that is not zero, got length {length:g}")
+        got = f"{length:g}" if length < math.inf else "a longer one"
+        text = f"expected a quaternion of a length from {SMALLEST_ROTATION:g} to {sys.float_info.max:.2g}, got {got}"
+        raise _bad(f"{CAMERA}.data.rotation", text)
     return [value / length for value in data.rotation]
 
 

@@ -53,6 +53,15 @@ _MODELS: dict[str, type[ClientMessage]] = {
     "ping": Ping,
 }
 
+_EXPECTED = {
+    "none_required": "null",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+    "dict_type": "an object",
+    "list_type": "a list",
+}
+"""Kinds of errors of pydantic whose own words are about Python."""
+
 _EVENT_ID: TypeAdapter[int] = TypeAdapter(EventId)
 
 # ---------------------------------------------------------------- client -> server
@@ -131,7 +140,7 @@ def validate(model: type[ModelT], fields: Mapping[str, object]) -> ModelT:
     try:
         return model.model_validate(fields)
     except ValidationError as error:
-        raise _bad_message(error.errors(include_url=False, include_context=False), fields) from error
+        raise _bad_message(error.errors(include_url=False), fields) from error
 
 
 def _bad_message(errors: list[ErrorDetails], fields: Mapping[str, object]) -> BadInput:
@@ -151,6 +160,14 @@ def _describe(error: ErrorDetails) -> str:
             return "this field is required"
         case "extra_forbidden":
             return "there is no such field"
+        case "too_short" | "too_long":
+            context = error["ctx"]
+            bound = (
+                f"at least {context['min_length']}" if "min_length" in context else f"at most {context['max_length']}"
+            )
+            return f"expected {bound} items, got {context['actual_length']}"
+        case kind if kind in _EXPECTED:
+            return f"expected {_EXPECTED[kind]}, got {repr(error['input'])[:80]}"
         case _:
             return f"{error['msg'][:1].lower()}{error['msg'][1:]}, got {repr(error['input'])[:80]}"
 

@@ -9,17 +9,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field, PrivateAttr
 
 from server.wire.messages import Seed, WireModel
 
 MAX_EVENT_ID_CHARS = 128
 SIZE_PATTERN = r"^[1-9][0-9]{0,4}x[1-9][0-9]{0,4}$"
-
-NumPixels = Annotated[int, Field(ge=1, le=65536)]
-NumFrames = Annotated[int, Field(ge=1, le=2**31)]
-Fps = Annotated[int, Field(ge=1, le=1000)]
-Guidance = Annotated[float, Field(ge=0, le=20)]
 
 
 def _whole(value: object) -> object:
@@ -27,7 +22,13 @@ def _whole(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-TransitionChunks = Annotated[int, BeforeValidator(_whole), Field(ge=0)]
+NumPixels = Annotated[int, Field(ge=1, le=65536), BeforeValidator(_whole)]
+NumFrames = Annotated[int, Field(ge=1, le=2**31), BeforeValidator(_whole)]
+Fps = Annotated[int, Field(ge=1, le=1000), BeforeValidator(_whole)]
+NumSteps = Annotated[int, Field(ge=1, le=200), BeforeValidator(_whole)]
+WholeSeed = Annotated[Seed, BeforeValidator(_whole)]
+Guidance = Annotated[float, Field(ge=0, le=20)]
+TransitionChunks = Annotated[int, Field(ge=0), BeforeValidator(_whole)]
 
 
 # ---------------------------------------------------------------- client -> server
@@ -70,13 +71,13 @@ class OmniStart(OpenModel):
     num_frames: NumFrames | None = None
     seconds: Annotated[str, Field(pattern=r"^[1-9][0-9]{0,5}$")] | None = None
     video_params: VideoParams | None = None
-    seed: Seed | None = None
+    seed: WholeSeed | None = None
     streaming_buffer_seconds: Annotated[float, Field(gt=0)] | None = None
     extra_params: dict[str, Any] | None = None
     # Checked and without effect: the model samples in its one way, without guidance.
     user: str | None = None
     negative_prompt: str | None = None
-    num_inference_steps: Annotated[int, Field(ge=1, le=200)] | None = None
+    num_inference_steps: NumSteps | None = None
     guidance_scale: Guidance | None = None
     guidance_scale_2: Guidance | None = None
     true_cfg_scale: Guidance | None = None
@@ -86,6 +87,16 @@ class OmniStart(OpenModel):
     generate_sound: Literal[False] = False
     enable_frame_interpolation: Literal[False] = False
     lora: None = None
+    _from_sampling: frozenset[str] = PrivateAttr(default=frozenset())
+
+    def came_from(self, names: frozenset[str]) -> None:
+        """Note which fields stood in `sampling_params`, where an error has to name them."""
+        self._from_sampling = names
+
+    def place_of(self, field: str | None) -> str | None:
+        """Return where a field, or a part of one, stood in what the client sent."""
+        root = (field or "").partition(".")[0].partition("[")[0]
+        return f"sampling_params.{field}" if root in self._from_sampling else field
 
 
 class CameraData(WireModel):

@@ -217,6 +217,58 @@ def test_whatever_is_wrong_with_a_start_is_named(field: str, fields: dict[str, A
     assert len(caught.value.message) < 400
 
 
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"image_reference": None}, "image_reference: expected an object, got None"),
+        ({"extra_params": []}, "extra_params: expected an object, got []"),
+        ({"lora": "x"}, "lora: expected null, got 'x'"),
+        ({"video_params": 3}, "video_params: expected an object, got 3"),
+        ({"sampling_params": {"num_frames": 22}}, "sampling_params.num_frames: expected 9 and a multiple of 12 more"),
+        ({"sampling_params": {"width": 64}}, "sampling_params.width: this server makes 32x32, got 64"),
+        (
+            {"sampling_params": {"video_params": {"fps": 1}}},
+            "sampling_params.video_params.fps: this server makes 16 frames a second, got 1",
+        ),
+        ({"num_frames": 9.5}, "num_frames: "),
+    ],
+)
+def test_an_error_of_a_start_is_about_json_and_names_where_it_stood(fields: dict[str, Any], text: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        start(**fields)
+    assert caught.value.message.startswith(text)
+    assert caught.value.field == text.partition(":")[0]
+
+
+def test_whole_numbers_may_be_written_as_floats() -> None:
+    plan = start(width=32.0, height=32.0, fps=16.0, num_frames=33.0, num_inference_steps=4.0, seed=7.0)
+    assert (plan.num_frames, plan.start.seed) == (33, 7)
+    assert type(plan.num_frames) is type(plan.start.seed) is int
+    assert start(video_params={"num_frames": 21.0, "width": 32.0, "height": 32.0, "fps": 16.0}).num_frames == 21
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        ({"translation": [0, 1]}, f"{DATA}.translation: expected at least 3 items, got 2"),
+        ({"rotation": [0, 0, 0, 1, 0]}, f"{DATA}.rotation: expected at most 4 items, got 5"),
+        ({"translation": "up"}, f"{DATA}.translation: expected a list, got 'up'"),
+        (
+            {"rotation": [0, 0, 0, 0]},
+            f"{DATA}.rotation: expected a quaternion of a length from 1e-06 to 1.8e+308, got 0",
+        ),
+        (
+            {"rotation": [1.7e308] * 4},
+            f"{DATA}.rotation: expected a quaternion of a length from 1e-06 to 1.8e+308, got a longer one",
+        ),
+    ],
+)
+def test_an_error_of_a_motion_says_what_was_expected(data: dict[str, Any], text: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        move(data)
+    assert caught.value.message == text
+
+
 def test_every_field_of_a_start_has_a_row() -> None:
     tested = {field.partition(".")[0].partition("[")[0] for field, _ in REFUSED_STARTS}
     assert OmniStart.model_fields.keys() - {"type"} <= tested
