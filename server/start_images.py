@@ -31,10 +31,10 @@ class StartImages:
         """Return an image's file bytes. Raises `UnknownId`."""
         path = self._files.get(name)
         if path is None:
-            known = ", ".join(self._files) or "none is on offer"
+            known = ", ".join(self._files)
             raise UnknownId(
                 ErrorCode.UNKNOWN_IMAGE if field else ErrorCode.NOT_FOUND,
-                f"there is no start image {name[:64]!r}: {known}",
+                f"there is no start image {name[:64]!r}; {f'on offer: {known}' if known else 'none is on offer'}",
                 field=field,
             )
         try:

@@ -89,7 +89,8 @@ class JsonReader:
 
     def read_integer(self, value: object, path: str, *, minimum: int, maximum: int) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
-            raise self.expected(path, f"an integer from {minimum} to {maximum}", value)
+            bounds = str(minimum) if minimum == maximum else f"an integer from {minimum} to {maximum}"
+            raise self.expected(path, bounds, value)
         return value
 
     def read_bool(self, value: object, path: str) -> bool:
