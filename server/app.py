@@ -20,6 +20,7 @@ from server.errors import ErrorCode, UnknownId
 from server.health import distribution_version
 from server.host_check import HostCheck
 from server.metrics import Metrics
+from server.plain_requests import answer_plain_requests
 from server.recorder import Recorders
 from server.recording import Recordings
 from server.rest_requests import error_response
@@ -106,6 +107,8 @@ def create_app(config: ServerConfig, *, worker: Worker | None = None, clock: Clo
 
     if catalog.lookup(config.model.name).kind is ModelKind.ROBOT:
         robot_routes.mount(app, context)
+        # The root is the page's.
+        answer_plain_requests(app, (path for path in robot_routes.ADDRESSES if path != "/"))
         _refuse_other_sockets(app, context)
         return app
 
@@ -117,6 +120,7 @@ def create_app(config: ServerConfig, *, worker: Worker | None = None, clock: Clo
     async def video(websocket: WebSocket) -> None:
         await omni_endpoint(websocket, context)
 
+    answer_plain_requests(app, ("/v1/world", "/v1/realtime/video"))
     robot_routes.mount_refusals(app, context)
     _refuse_other_sockets(app, context)
     return app

@@ -33,6 +33,7 @@ from server.rest_requests import (
     read_model,
 )
 from server.starting import check_start
+from server.summaries import DescribedRoute
 from server.uploads import MIME_TYPES, StartImage
 from server.wire.messages import SessionState
 from server.wire.rest import (
@@ -55,7 +56,7 @@ MULTIPART_OVERHEAD_BYTES = 16 * 1024
 FILE_PART_BYTES = 256 * 1024
 """What is read from a recording at once."""
 
-router = APIRouter(responses=ERRORS)
+router = APIRouter(responses=ERRORS, route_class=DescribedRoute)
 
 
 # ---------------------------------------------------------------- sessions
@@ -80,6 +81,7 @@ async def create_session(request: Request) -> SessionCreated:
 
 @router.get("/v1/sessions")
 async def list_sessions(request: Request) -> SessionList:
+    """List the caller's sessions."""
     context, owner = context_of(request), authorize(request)
     now = context.clock()
     return SessionList(sessions=[_view(actor, now) for actor in context.table.owned_by(owner)])
@@ -87,6 +89,7 @@ async def list_sessions(request: Request) -> SessionList:
 
 @router.get("/v1/sessions/{session_id}")
 async def get_session(session_id: str, request: Request) -> SessionView:
+    """Return where a session is: its state, run, chunks and pacing."""
     context, owner = context_of(request), authorize(request)
     return _view(context.table.find(session_id, owner), context.clock())
 
@@ -216,6 +219,7 @@ async def upload_image(request: Request) -> UploadCreated:
     return UploadCreated(upload_id=upload_id, width=raw.size.width, height=raw.size.height)
 
 
+@router.head("/v1/start-images/{name}", include_in_schema=False)
 @router.get("/v1/start-images/{name}", response_class=Response)
 async def start_image(name: str, request: Request) -> Response:
     """Return the file of a start image. Needs no token, like the page itself."""
@@ -261,6 +265,7 @@ async def _as_generator(stream: AsyncIterator[bytes]) -> Any:
 
 @router.get("/v1/info")
 async def info(request: Request) -> ServerInfo:
+    """Return what is served: model, geometry, precision, capacity, memory, versions, start images, load stage."""
     authorize(request)
     return server_info(context_of(request))
 
@@ -298,6 +303,7 @@ async def readyz(request: Request) -> JSONResponse:
 
 @router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(request: Request) -> PlainTextResponse:
+    """Return the metrics of the server and its worker as Prometheus text."""
     context = context_of(request)
     table, values = context.table, context.metrics
     states = Counter(actor.session.state for actor in table.all())

@@ -30,6 +30,7 @@ from server.rest_requests import (
 )
 from server.robot_actor import RobotActor
 from server.robot_session import Observation
+from server.summaries import DescribedRoute
 from server.wire.robot_messages import (
     InferRequest,
     MalformedRequest,
@@ -57,7 +58,7 @@ MSGPACK_TYPES = ("application/msgpack", "application/x-msgpack")
 
 _MSGPACK_SCHEMA = {"schema": {"type": "string", "format": "binary"}}
 
-router = APIRouter(responses=ERRORS)
+router = APIRouter(responses=ERRORS, route_class=DescribedRoute)
 # A robot's own name for its session may hold slashes: `path` in the addresses below. What may follow a name comes
 # before the name alone, and an address that ends where a name would begin is that of all sessions.
 
@@ -190,6 +191,7 @@ async def reset_robot_session(session_id: str, request: Request) -> RobotSession
 
 @router.get("/v1/robot/sessions/{session_id:path}")
 async def get_robot_session(session_id: str, request: Request) -> RobotSessionView:
+    """Return where a session is: its state, run and calls."""
     context, owner = context_of(request), authorize(request)
     return _view(context.robots.find(session_id, owner), context)
 

@@ -224,6 +224,14 @@ def test_openapi_has_every_route_and_one_shape_of_error() -> None:
         assert "422" not in operation["responses"]
 
 
+def test_openapi_says_in_a_sentence_what_each_route_does() -> None:
+    operations = [each for path in OPENAPI["paths"].values() for each in path.values()]
+    for operation in operations:
+        made_up = operation["operationId"].replace("_", " ").title()
+        assert operation["summary"] not in (made_up, ""), operation["operationId"]
+        assert len(operation["summary"]) < 120, operation["operationId"]
+
+
 def test_openapi_is_valid_by_its_own_rules() -> None:
     assert OPENAPI["openapi"].startswith("3.1")
     schemathesis.openapi.from_dict(OPENAPI).validate()

@@ -236,6 +236,8 @@ async def test_a_full_server_refuses_but_parked_sessions_make_room() -> None:
         ("GET", "/static/..%2f..%2fpyproject.toml", 404, "not_found"),
         ("GET", "/static/%00", 404, "not_found"),
         ("GET", "/docs", 404, "not_found"),
+        ("GET", "/v1/world", 426, "method_not_allowed"),
+        ("GET", "/v1/realtime/video", 426, "method_not_allowed"),
     ],
 )
 async def test_every_error_has_the_same_shape(rest: Rest, method: str, path: str, status: int, code: str) -> None:
@@ -248,6 +250,7 @@ async def test_every_error_has_the_same_shape(rest: Rest, method: str, path: str
     [
         ("PUT", "/v1/sessions", "GET, POST"),
         ("POST", "/healthz", "GET, HEAD"),
+        ("PUT", "/v1/start-images/day", "GET, HEAD"),
         ("PATCH", "/v1/sessions/x", "DELETE, GET"),
     ],
 )
