@@ -120,6 +120,15 @@ def test_the_unit_starts_what_its_head_installs() -> None:
     assert re.findall(r"^User=(.*)$", unit, re.M) == [created]
 
 
+def test_the_unit_gives_up_in_the_end() -> None:
+    head, _, service = (FOLDER / "worldserve.service").read_text(encoding="utf-8").partition("[Service]")
+    (burst,) = re.findall(r"^StartLimitBurst=(\d+)$", head, re.M)
+    (wait_s,) = re.findall(r"^RestartSec=(\d+)$", service, re.M)
+    assert re.findall(r"^StartLimitIntervalSec=(.*)$", head, re.M) == ["1h"]
+    # A load that fails may take ten minutes, and is counted all the same.
+    assert int(burst) * (int(wait_s) + 600) < 3600
+
+
 def test_panels_do_not_overlap() -> None:
     taken: dict[tuple[int, int], object] = {}
     for panel in _panels():
