@@ -6,6 +6,7 @@ Skipped where there is only one device. The twin on a CPU over gloo is `tests/e2
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -37,10 +38,11 @@ def test_two_devices_share_full_size_layers(tmp_path: Path, capsys: pytest.Captu
         assert found["whole_bytes"] / NUM_RANKS <= found["host_bytes"] < 1.001 * found["whole_bytes"] / NUM_RANKS
         assert found["locked_bytes"] >= found["host_bytes"]
         assert found["locked_bytes after"] == 0
-    # The rank that did not hang raised on the host, and what its device waited for ended the process.
+    # The rank that did not hang raised on the host. What its device waits for may end the process too, if NCCL's own
+    # watch is quicker than its end.
     noticed = json.loads((tmp_path / "0.hang.json").read_text())
     assert noticed["error"] == "CopyFailed"
-    assert codes[0] != 0
+    assert codes[0] in (0, -signal.SIGABRT), log
     assert codes[1] == 0, log
     with capsys.disabled():
         print(
