@@ -67,6 +67,32 @@ def test_mapped_tensors_are_read_and_neighbours_become_one_piece(tmp_path: Path,
     assert all(torch.equal(tensor, tensors[name]) for name, tensor in read_part(layout, part).items())
 
 
+@pytest.mark.parametrize("num_files", [1, 2])
+def test_neighbours_on_one_side_only_stay_apart(tmp_path: Path, num_files: int) -> None:
+    """Without a gap on the host there is one in the buffer, and bytes that follow by number are in another file."""
+    first = TensorSpec(name="bias", dtype=torch.uint8, shape=(300 if num_files == 1 else 256,))
+    second = TensorSpec(name="weight", dtype=torch.uint8, shape=(100,))
+    layout = flat_layout((first, second))
+    tensors = {spec.name: torch.randint(0, 256, spec.shape, dtype=torch.uint8) for spec in (first, second)}
+    data = [tensors[spec.name].numpy().tobytes() for spec in (first, second)]
+    files = [tmp_path / f"weights-{number}" for number in range(num_files)]
+    files[0].write_bytes(data[0] + (data[1] if num_files == 1 else b""))
+    if num_files == 2:
+        files[1].write_bytes(bytes(len(data[0])) + data[1])
+    bindings = {
+        spec.name: Binding(
+            tensor=spec,
+            stored=(StoredTensor(key=spec.name, file=file, start_byte=start, dtype=spec.dtype, shape=spec.shape),),
+        )
+        for spec, file, start in ((first, files[0], 0), (second, files[-1], first.num_bytes))
+    }
+
+    part = mapped_part(layout, bindings, {str(file): MappedMemory.of_file(file) for file in files})
+
+    assert len(part.pieces) == 2
+    assert all(torch.equal(tensor, tensors[name]) for name, tensor in read_part(layout, part).items())
+
+
 @pytest.mark.parametrize("num_shares", [1, 2, 3, 7])
 def test_shares_add_up_to_the_whole(tmp_path: Path, num_shares: int) -> None:
     layout, tensors = flat_layout(SPECS), random_tensors()
