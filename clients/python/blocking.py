@@ -191,7 +191,9 @@ class World(_InThread[WorldClient]):
             yield chunk
 
     def next_chunk(self, *, timeout_s: float | None = None) -> Chunk | None:
-        """Take the next chunk, None when the session is closed. Raises `TimeoutError` as well."""
+        """Take the next chunk, None when the session is closed, by `close` too. Raises `TimeoutError` as well."""
+        if not self._thread.is_running:
+            return None
         return self._thread.run(self._client.next_chunk(timeout_s=timeout_s))
 
     def frames(self) -> Iterator[Frame]:
@@ -241,5 +243,7 @@ class WatchedWorld(_InThread[Spectator]):
             yield chunk
 
     def next_chunk(self) -> Chunk | None:
-        """Take the next chunk, None when the session is closed."""
+        """Take the next chunk, None when the session is closed or `close` was called."""
+        if not self._thread.is_running:
+            return None
         return self._thread.run(self._client.next_chunk())

@@ -8,6 +8,8 @@ from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from clients.python.errors import SessionLost
+
 T = TypeVar("T")
 
 
@@ -32,11 +34,11 @@ class LoopThread:
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in the thread and wait for what comes of it; who stops waiting cancels it.
 
-        Raises `RuntimeError` after `stop`.
+        Raises `SessionLost` after `stop`.
         """
         if not self.is_running:
             coroutine.close()
-            raise RuntimeError("the connection was closed")
+            raise SessionLost("the connection was closed")
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result()

@@ -55,7 +55,7 @@ from server.wire.messages import (
 logger = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 10.0
-RESUMABLE_CLOSE_CODES = frozenset({1001, 1005, 1006, 1009})
+RESUMABLE_CLOSE_CODES = frozenset({1001, 1005, 1006, 1007, 1009})
 """Ends of a connection that leave the session parked; the others do not (docs/protocol.md, close codes)."""
 
 

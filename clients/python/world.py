@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypedDict
+from typing import Any, Protocol, Self, TypedDict, runtime_checkable
 
 from clients.python.buffer import VirtualViewer
 from clients.python.chunk import Chunk, Frame
@@ -195,8 +195,8 @@ class WorldClient:
         intrinsics: Sequence[Any] | None = None,
         intrinsics_size: Sequence[int] | None = None,
     ) -> Receipt:
-        """Follow camera-to-world poses, 4x4 as nested lists, one a latent frame."""
-        data = {"poses": poses, "intrinsics": intrinsics, "intrinsics_size": intrinsics_size}
+        """Follow camera-to-world poses, 4x4 as nested lists or arrays, one a latent frame."""
+        data = {"poses": _lists(poses), "intrinsics": _lists(intrinsics), "intrinsics_size": _lists(intrinsics_size)}
         given = {name: value for name, value in data.items() if value is not None}
         return await self._in_place_of_held(TRAJECTORY_SCHEMA, given)
 
@@ -204,7 +204,7 @@ class WorldClient:
         self, mode: str, *, translation: Sequence[float], rotation: Sequence[float], transition_chunks: int = 1
     ) -> Receipt:
         """Send an SE(3) "target" or "velocity"; the rotation is a unit quaternion x, y, z, w."""
-        data = {"mode": mode, "translation": list(translation), "rotation": list(rotation)}
+        data = {"mode": mode, "translation": _lists(translation), "rotation": _lists(rotation)}
         return await self._in_place_of_held(MOTION_SCHEMA, data | {"transition_chunks": transition_chunks})
 
     async def _in_place_of_held(self, schema: str, data: dict[str, Any]) -> Receipt:
@@ -315,6 +315,22 @@ class WorldClient:
                 await self._sleep(wait_s)
             left_s = self._viewer.left_s(self._clock()) + self._session.buffer.waiting_s()
             await self.report_shown(chunk, buffered_s=left_s)
+
+
+def _lists(value: object) -> Any:
+    """Return lists and tuples as lists, and arrays as what their `tolist` makes of them; the rest as it is."""
+    if isinstance(value, list | tuple):
+        return [_lists(part) for part in value]
+    if isinstance(value, HasLists):
+        return value.tolist()
+    return value
+
+
+@runtime_checkable
+class HasLists(Protocol):
+    """An array of numpy or torch, neither of which is needed here."""
+
+    def tolist(self) -> Any: ...
 
 
 async def _image_reference(image: Image) -> dict[str, str]:

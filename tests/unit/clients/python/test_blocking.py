@@ -17,6 +17,7 @@ from clients.python import (
     ConnectFailed,
     EventDropped,
     Refused,
+    SessionLost,
     Spectator,
     WatchedWorld,
     World,
@@ -159,8 +160,10 @@ async def test_a_closed_world_says_so(drive: Callable[..., Any]) -> None:
         world.next_chunk()
         world.close()
         world.close()
-        with pytest.raises(RuntimeError, match="the connection was closed"):
+        with pytest.raises(SessionLost, match="the connection was closed"):
             world.hold("w")
+        assert world.next_chunk() is None
+        assert list(world.chunks()) == []
 
     await drive(act)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from clients.python import (
     SessionLost,
 )
 from clients.python.link import Link, LinkClosed, LinkSettings
+from clients.python.session import RESUMABLE_CLOSE_CODES
 from clients.python.world import RESUME_DELAYS_S
 from server.config import SessionSection
 from server.wire.messages import ErrorMessage, SessionState, SessionStateMessage
@@ -39,6 +42,13 @@ async def test_a_lost_link_is_resumed_without_a_gap(server: StandinServer, conne
     }
     assert time.slept_s.count(0.25) == 1
     assert chunks[3].header.epoch == 2
+
+
+def test_every_close_code_that_the_protocol_calls_resumable_is_resumed() -> None:
+    page = (Path(__file__).resolve().parents[4] / "docs/protocol.md").read_text(encoding="utf-8")
+    (sentence,) = re.findall(r"^Resume after close codes (.*?)\. The other codes", page, re.MULTILINE | re.DOTALL)
+    named = {int(code) for code in re.findall(r"\b1\d\d\d\b", sentence)}
+    assert named == RESUMABLE_CLOSE_CODES - {1005}, "1005: a close frame without a code"
 
 
 async def test_a_link_that_dies_without_a_word_is_noticed_while_the_session_is_kept(server: StandinServer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from clients.python import (
     Receipt,
     Refused,
 )
+from clients.python.world import TRAJECTORY_SCHEMA
 from server.wire.messages import DropReason, ErrorMessage
 from server.wire.messages import EventDropped as EventDroppedMessage
 from tests.support.client_standin_server import StandinServer
@@ -91,6 +93,18 @@ async def test_a_refused_path_leaves_the_keys_held(server: StandinServer, connec
     assert transitions[6] == [{"actions": ["d"]}, {"actions": []}]
 
 
+async def test_poses_and_motions_may_be_arrays(server: StandinServer, connect: Any) -> None:
+    pose = np.eye(4, dtype=np.float32)
+    async with connect() as world:
+        await world.trajectory(np.stack([pose, pose]), intrinsics=np.ones((1, 4)), intrinsics_size=(832, 480))
+        await world.trajectory([pose])
+        await world.motion("velocity", translation=np.zeros(3), rotation=np.array([0, 0, 0, 1]))
+    sent = [event["controls"][0]["data"] for event in server.sent("session.event")]
+    assert sent[0] == {"poses": [pose.tolist()] * 2, "intrinsics": [[1.0] * 4], "intrinsics_size": [832, 480]}
+    assert sent[1] == {"poses": [pose.tolist()]}
+    assert (sent[2]["translation"], sent[2]["rotation"]) == ([0.0, 0.0, 0.0], [0, 0, 0, 1])
+
+
 async def test_messages_that_json_or_the_limit_forbid_are_not_sent(server: StandinServer, connect: Any) -> None:
     async with connect() as world:
         with pytest.raises(
@@ -98,7 +112,9 @@ async def test_messages_that_json_or_the_limit_forbid_are_not_sent(server: Stand
         ):
             await world.motion("velocity", translation=[0, float("nan"), 0], rotation=[0, 0, 0, 1])
         with pytest.raises(ValueError, match=r"^controls\[0\]\.data\.poses\[0\]: expected .* got ndarray$"):
-            await world.trajectory([np.eye(4)])
+            await world.control(TRAJECTORY_SCHEMA, {"poses": [np.eye(4)]})
+        with pytest.raises(ValueError, match=r"^controls\[0\]\.data\.poses\[0\]\[1\]: expected .* got nan"):
+            await world.trajectory(np.array([[0.0, math.nan]]))
         with pytest.raises(ValueError, match="the server takes 100000"):
             await world.prompt("x" * 100_001)
     assert server.sent("session.event") == []
