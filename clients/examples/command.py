@@ -14,12 +14,13 @@ URL = "ws://127.0.0.1:8000"
 
 
 def arguments_of(doc: str | None, *required: str, optional: Sequence[tuple[str, str | None]] = ()) -> list[Any]:
-    """Read the command line: required words, then words with defaults. `doc` is what `--help` says."""
+    """Read the command line: required words, then words with defaults, then `--token`. `doc` is what `--help` says."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in required:
         parser.add_argument(name, metavar=name)
     for name, default in optional:
         parser.add_argument(name, metavar=name, nargs="?", default=default)
+    parser.add_argument("--token", help="where the server asks for one")
     return list(vars(parser.parse_args()).values())
 
 

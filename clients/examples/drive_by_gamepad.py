@@ -1,4 +1,4 @@
-"""Drive through a world with a gamepad: `python -m clients.examples.drive_by_gamepad [URL]`.
+"""Drive through a world with a gamepad: `python -m clients.examples.drive_by_gamepad [URL] [--token TOKEN]`.
 
 The left stick walks, the right stick looks. A stick is as good as the keys it stands for: past the dead zone they are
 held.
@@ -22,11 +22,11 @@ def keys_of(pad: Pad) -> tuple[str, ...]:
     return tuple(AXES[axis][value > 0] for axis, value in enumerate(values) if abs(value) > DEAD_ZONE)
 
 
-async def main(url: str = URL) -> None:
+async def main(url: str = URL, token: str | None = None) -> None:
     pad = first_pad()
-    await walk(url, lambda: keys_of(pad))
+    await walk(url, lambda: keys_of(pad), token=token)
 
 
 if __name__ == "__main__":
-    (url,) = arguments_of(__doc__, optional=[("URL", URL)])
-    sys.exit(run(lambda: main(url)))
+    url, token = arguments_of(__doc__, optional=[("URL", URL)])
+    sys.exit(run(lambda: main(url, token)))

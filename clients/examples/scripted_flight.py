@@ -1,4 +1,4 @@
-"""Fly a square, without asyncio: `python -m clients.examples.scripted_flight [URL] [FILE]`.
+"""Fly a square, without asyncio: `python -m clients.examples.scripted_flight [URL] [FILE] [--token TOKEN]`.
 
 The whole flight is one script: a set of keys for each latent frame, then none. Its receipt names the latent frame in
 which it begins, so the film ends with the flight.
@@ -17,8 +17,8 @@ LEG = [["w"]] * 6 + [["w", "l"]] * 3
 FLIGHT = LEG * 4
 
 
-def main(url: str = URL, path: str = "flight.mp4") -> None:
-    with connect(url) as world, world.recording(path) as film:
+def main(url: str = URL, path: str = "flight.mp4", token: str | None = None) -> None:
+    with connect(url, token=token) as world, world.recording(path) as film:
         receipt = world.script(FLIGHT)
         for chunk in world.chunks():
             if not receipt.is_settled:
@@ -31,5 +31,5 @@ def main(url: str = URL, path: str = "flight.mp4") -> None:
 
 
 if __name__ == "__main__":
-    url, path = arguments_of(__doc__, optional=[("URL", URL), ("FILE", "flight.mp4")])
-    sys.exit(run(lambda: main(url, path)))
+    url, path, token = arguments_of(__doc__, optional=[("URL", URL), ("FILE", "flight.mp4")])
+    sys.exit(run(lambda: main(url, path, token)))

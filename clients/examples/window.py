@@ -65,11 +65,13 @@ def first_pad() -> Pad:
     return pygame.joystick.Joystick(0)
 
 
-async def walk(url: str, read_keys: Callable[[], tuple[str, ...]], *, max_frames: int | None = None) -> int:
+async def walk(
+    url: str, read_keys: Callable[[], tuple[str, ...]], *, max_frames: int | None = None, token: str | None = None
+) -> int:
     """Show a world until its window is closed, or so many frames, and hold the keys read; returns how many."""
     num_shown = 0
     held: tuple[str, ...] = ()
-    async with WorldClient(url) as world, asyncio.TaskGroup() as steering:
+    async with WorldClient(url, token=token) as world, asyncio.TaskGroup() as steering:
         session = world.session
         window = Window(session.prompt, width=session.width, height=session.height, fps=session.fps)
         async for frame in world.frames():

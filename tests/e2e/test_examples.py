@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import importlib
 import io
@@ -93,6 +94,29 @@ def test_without_a_server_an_example_ends_with_one_line(name: str, tmp_path: Pat
     assert "127.0.0.1:1" in done.stderr
 
 
+@pytest.mark.parametrize("name", ["write_mp4", "scripted_flight", "watch", "show_window"])
+async def test_an_example_shows_its_token(name: str, tmp_path: Path) -> None:
+    heads = []
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heads.append((await reader.readuntil(b"\r\n\r\n")).decode().lower())
+        writer.write(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as refusing:
+        port = refusing.sockets[0].getsockname()[1]
+        arguments = [f"ws://127.0.0.1:{port}", *(["watched"] if name == "watch" else []), "--token", "secret"]
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", f"clients.examples.{name}", *arguments),
+            cwd=tmp_path,
+            env={**os.environ, "SDL_VIDEODRIVER": "dummy", "PYTHONPATH": str(ROOT)},
+            stderr=asyncio.subprocess.PIPE,
+        )
+        _, said = await process.communicate()
+    assert (process.returncode, len(said.splitlines())) == (1, 1)
+    assert "authorization: bearer secret\r\n" in heads[0]
+
+
 @pytest.mark.parametrize("name", ["scripted_flight", "watch"])
 def test_an_example_says_how_it_is_called(name: str) -> None:
     command = [sys.executable, "-m", f"clients.examples.{name}", "--help"]
@@ -113,8 +137,8 @@ def test_scripted_flight(server: ServerProcess, tmp_path: Path, capsys: pytest.C
 def test_a_flight_whose_world_ends_before_it_is_told_so(
     server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def connect_paused(url: str) -> World:
-        world = connect(url)
+    def connect_paused(url: str, *, token: str | None) -> World:
+        world = connect(url, token=token)
         world.pause()
         return world
 
