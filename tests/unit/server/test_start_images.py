@@ -12,7 +12,7 @@ import pytest
 
 from server import start_images
 from server.config import LimitsSection, StartImageConfig
-from server.errors import BadInput
+from server.errors import BadInput, UnknownId
 from server.start_images import ImageReader, StartImages
 from server.uploads import RawImage, UploadStore
 from server.wire.messages import ImageBase64, ImageName
@@ -59,3 +59,13 @@ async def test_a_bad_image_does_not_keep_the_next_from_its_turn() -> None:
     with pytest.raises(BadInput):
         await images.decode(b"no image", field="image")
     assert (await images.decode(png(3, 5), field="image")).size == ImageSize(width=3, height=5)
+
+
+@pytest.mark.parametrize(("names", "text"), [(("day", "night"), "on offer: day, night"), ((), "none is on offer")])
+async def test_an_unknown_name_is_told_what_there_is(names: tuple[str, ...], text: str) -> None:
+    config = fake_config()
+    offers = tuple(StartImageConfig(name=name, file=f"{name}.png", prompt="a town") for name in names)
+    images = StartImages(replace(config.model, start_images=offers), config.checkpoint_path)
+    with pytest.raises(UnknownId) as caught:
+        await images.read("mars")
+    assert caught.value.message == f"there is no start image 'mars'; {text}"

@@ -269,3 +269,8 @@ def test_schema_and_parser_agree(track: str, schema: str) -> None:
 
     agree()
     assert verdicts == {True, False}
+
+
+def test_the_only_possible_number_is_named_as_such() -> None:
+    with pytest.raises(RequestRefused, match=r"^transition_chunks: expected 1, got 2"):
+        parse_control("camera", MOTION_SCHEMA, MOTION | {"transition_chunks": 2})
