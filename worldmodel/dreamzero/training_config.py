@@ -13,7 +13,7 @@ are named like it but for the robot's place, are read by what stands in that pla
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -87,18 +87,40 @@ def _load_yaml(content: bytes) -> object:
     """Parse YAML without repeated keys. Raises `yaml.YAMLError`."""
     import yaml
 
-    class UniqueKeys(yaml.SafeLoader):
-        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
+    loader = yaml.SafeLoader(content)
+    try:
+        root = loader.get_single_node()
+        if root is None:
+            return None
+        _refuse_repeated_keys(root)
+        return loader.construct_document(root)
+    finally:
+        loader.dispose()
+
+
+def _refuse_repeated_keys(root: object) -> None:
+    """Raise `yaml.YAMLError` for a key that stands twice in one table. Nodes may be shared, and hold themselves."""
+    import yaml
+
+    waiting, seen = [root], {id(root)}
+    while waiting:
+        node = waiting.pop()
+        children: list[object] = []
+        if isinstance(node, yaml.MappingNode):
             found: set[str] = set()
-            for key, _ in node.value:
+            for key, value in node.value:
+                children += [key, value]
                 if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
                     if key.value in found:
                         where = f"line {key.start_mark.line + 1}"
                         raise yaml.YAMLError(f"key {key.value!r} stands there twice, the second time in {where}")
                     found.add(key.value)
-            return super().construct_mapping(node, deep)
-
-    return yaml.load(content, UniqueKeys)
+        elif isinstance(node, yaml.SequenceNode):
+            children += node.value
+        for child in children:
+            if id(child) not in seen:
+                seen.add(id(child))
+                waiting.append(child)
 
 
 class _Finder:
@@ -205,7 +227,7 @@ class _Finder:
         return None if keys is None else tuple(str(key).removeprefix(f"{kind}.") for key in keys)
 
     def _modes(self) -> dict[str, NormalizationMode]:
-        by_key: dict[str, list[tuple[KeyPath, str]]] = {}
+        by_key: dict[str, list[tuple[KeyPath, object]]] = {}
         tables = self._table_values("normalization_modes")
         names_ours = self._concerns_us(tables)
         for path, table in tables:
