@@ -39,6 +39,9 @@ export class Chooser {
     });
     byId('tiles').addEventListener('keydown', (/** @type {KeyboardEvent} */ event) => this._walk(event));
     const sheet = byId('chooser');
+    sheet.addEventListener('keydown', (/** @type {KeyboardEvent} */ event) => {
+      if (event.key === 'Escape' && !byId('chooser-cancel').hidden) byId('chooser-cancel').click();
+    });
     sheet.addEventListener('dragover', (/** @type {Event} */ event) => event.preventDefault());
     sheet.addEventListener('drop', (/** @type {DragEvent} */ event) => {
       event.preventDefault();

@@ -62,6 +62,7 @@ export class Connection {
     this._pingSentMs = /** @type {number | null} */ (null);
     this._fatal = /** @type {ServerError | null} */ (null);
     this._closing = false;
+    this._isSuspended = false;
     addEventListener('online', () => this._hurry());
   }
 
@@ -103,9 +104,10 @@ export class Connection {
     }
   }
 
-  /** Stop trying; `retry()` goes on. The session waits on the server for its resume time. */
+  /** Stop trying; only `retry()` goes on. The session waits on the server for its resume time. */
   suspend() {
     this._abandon(ABANDONED);
+    this._isSuspended = true;
     this.state = 'lost';
   }
 
@@ -117,6 +119,7 @@ export class Connection {
   _open() {
     this._abandon();
     this._fatal = null;
+    this._isSuspended = false;
     const socket = new WebSocket(this._url, this._protocols);
     socket.binaryType = 'arraybuffer';
     this._socket = socket;
@@ -238,7 +241,8 @@ export class Connection {
   }
 
   _hurry() {
-    if (this.state === 'waiting' || this.state === 'lost') this.retry();
+    // A network that is back cures a lost link, and not what the link was suspended for.
+    if (!this._isSuspended && (this.state === 'waiting' || this.state === 'lost')) this.retry();
   }
 
   /**

@@ -216,3 +216,24 @@ def test_a_world_that_is_gone_cannot_be_watched(standin: StandIn, context: Brows
     page.page.click("#trouble-new")
     page.page.wait_for_selector("#chooser")
     page.close()
+
+
+def test_a_network_that_is_back_is_no_cure_for_a_video_that_cannot_be_shown(page: WatchedPage) -> None:
+    page.begin()
+    page.read("(app.playerFailures = 99, app.onPlayerError(new Error('no decoder')))")
+    page.page.wait_for_selector("#trouble >> text=The video cannot be shown")
+    page.page.evaluate("dispatchEvent(new Event('online'))")
+    assert page.read("app.connection.state") == "lost"
+    page.page.click("#trouble-retry")
+    page.wait("app.connection.state === 'live'")
+
+
+def test_escape_goes_back_to_the_world_where_there_is_one(page: WatchedPage) -> None:
+    page.page.wait_for_selector("#chooser")
+    page.page.keyboard.press("Escape")
+    assert page.page.is_visible("#chooser")
+    page.begin()
+    page.read("app.choose()")
+    page.page.wait_for_selector("body[data-view=chooser]")
+    page.page.keyboard.press("Escape")
+    page.page.wait_for_selector("body[data-view=world]")
