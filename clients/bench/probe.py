@@ -6,13 +6,12 @@ import asyncio
 import time
 import urllib.error
 import urllib.request
-from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import ValidationError
 
 from clients.bench.errors import BenchError
 from clients.bench.samples import MemorySample
-from clients.python.link import world_url
+from clients.python.offers import info_url
 from server.wire.rest import ServerInfo
 
 TIMEOUT_S = 10.0
@@ -20,21 +19,12 @@ MAX_INFO_BYTES = 8 * 1024 * 1024
 MEMORY_EVERY_S = 1.0
 
 
-def info_url(url: str) -> str:
-    """Return the address of `/v1/info` beside a world. Raises `BenchError` for what is no address of a server."""
-    try:
-        parts = urlsplit(world_url(url))
-        host = parts.hostname
-    except ValueError as error:
-        raise BenchError(str(error)) from error
-    if not host:
-        raise BenchError(f"url: expected a host, as in http://127.0.0.1:8000, got {url!r}")
-    return urlunsplit(("https" if parts.scheme == "wss" else "http", parts.netloc, "/v1/info", "", ""))
-
-
 def read_info(url: str, token: str | None) -> ServerInfo:
     """Ask a server what it is. Blocks. Raises `BenchError` if nothing of ours answers there."""
-    address = info_url(url)
+    try:
+        address = info_url(url)
+    except ValueError as error:
+        raise BenchError(str(error)) from error
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     try:
         # No proxy: the WebSocket goes straight to the same address.

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from urllib.parse import urlsplit, urlunsplit
 
 from clients.conformance import checks_chunks, checks_http, checks_life, checks_messages, checks_start
 from clients.conformance.check import Check, Context
@@ -15,7 +14,7 @@ from clients.conformance.errors import CheckFailed, ConformanceError, NotApplica
 from clients.conformance.http import request
 from clients.conformance.picture import PROMPT, png
 from clients.conformance.socket import Target
-from clients.python.link import world_url
+from clients.python.link import server_url, world_url
 
 ALL_CHECKS: tuple[Check, ...] = (
     *checks_start.CHECKS,
@@ -54,14 +53,9 @@ class Result:
 def addresses(url: str) -> tuple[str, str]:
     """Return the WebSocket and the HTTP address of a server. Raises `ConformanceError` for no URL."""
     try:
-        world = urlsplit(world_url(url))
-        hostname = world.hostname
+        return world_url(url), server_url(url)
     except ValueError as error:
         raise ConformanceError(str(error)) from error
-    if not hostname:
-        raise ConformanceError(f"url: expected a host, as in http://127.0.0.1:8000, got {url!r}")
-    scheme = "https" if world.scheme == "wss" else "http"
-    return urlunsplit(world), urlunsplit((scheme, world.netloc, "", "", ""))
 
 
 async def find_context(

@@ -63,6 +63,14 @@ def world_url(url: str) -> str:
     return urlunsplit((_SCHEMES[parts.scheme], parts.netloc, path, parts.query, ""))
 
 
+def server_url(url: str) -> str:
+    """Return where the server of a world answers HTTP, as safely as the world is reached. Raises `ValueError`."""
+    parts = urlsplit(world_url(url))
+    if not parts.hostname:
+        raise ValueError(f"url: expected a host, as in http://127.0.0.1:8000, got {url!r}")
+    return urlunsplit(("https" if parts.scheme == "wss" else "http", parts.netloc, "", "", ""))
+
+
 def to_text(model: type[WireModel], fields: dict[str, Any]) -> str:
     """Check a message against its wire model and write it, without fields that are None.
 

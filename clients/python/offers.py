@@ -6,12 +6,11 @@ import asyncio
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
-from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import ValidationError
 
 from clients.python.errors import BadServerMessage, ConnectFailed
-from clients.python.link import world_url
+from clients.python.link import server_url
 from server.wire.rest import RestError, ServerInfo
 
 TIMEOUT_S = 10.0
@@ -42,9 +41,8 @@ async def read_beginning(url: str, *, token: str | None, image: str | None) -> B
 
 
 def info_url(url: str) -> str:
-    """Return where the server of a world tells of itself, as safely as the world is reached. Raises `ValueError`."""
-    parts = urlsplit(world_url(url))
-    return urlunsplit(("https" if parts.scheme == "wss" else "http", parts.netloc, "/v1/info", "", ""))
+    """Return where the server of a world tells of itself. Raises `ValueError`."""
+    return f"{server_url(url)}/v1/info"
 
 
 def _read_info(url: str, token: str | None) -> ServerInfo:

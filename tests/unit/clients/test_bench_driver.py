@@ -18,7 +18,7 @@ from clients.bench.__main__ import choose_beginning, read_run
 from clients.bench.driver import Beginning, Driver
 from clients.bench.errors import BenchError
 from clients.bench.job import Job, read_job
-from clients.bench.probe import info_url, memory_sample, read_info, require_room
+from clients.bench.probe import memory_sample, read_info, require_room
 from server.wire.messages import ErrorMessage, StartImage
 from server.wire.rest import CapacityView, LoadView, MemoryView, ServerInfo
 from tests.support.client_standin_server import FIRST_FRAMES, FRAMES, StandinServer, standin_server
@@ -176,22 +176,10 @@ def test_the_start_image_is_the_servers_own_if_it_has_one(tmp_path: Path):
     assert choose_beginning(job, make_info()) == (Beginning(image=b"a picture", prompt="a town"), "synthetic")
 
 
-@pytest.mark.parametrize(
-    ("url", "expected"),
-    [
-        ("http://host:8000", "http://host:8000/v1/info"),
-        ("ws://host:8000/v1/world", "http://host:8000/v1/info"),
-        ("https://host/", "https://host/v1/info"),
-    ],
-)
-def test_info_url(url: str, expected: str):
-    assert info_url(url) == expected
-
-
 @pytest.mark.parametrize("url", ["host:8000", "ftp://host", "http://", "http://[::1"])
 def test_a_wrong_url_is_one_sentence(url: str):
     with pytest.raises(BenchError, match=r"url|Invalid IPv6"):
-        info_url(url)
+        read_info(url, None)
 
 
 @contextmanager
