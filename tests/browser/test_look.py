@@ -81,7 +81,7 @@ def test_the_map_shows_where_the_camera_is_to_spectators_too(
     page.begin()
     page.page.keyboard.down("w")
     page.page.keyboard.down("l")
-    page.wait("app.world.walk.place.z > 0.15")
+    page.wait("app.world.walk.place.z > 0.15 && app.world.walk.place.x > 0.02")
     x, z, degrees = re.findall(r"-?[\d.]+", page.page.inner_text("#map-place"))
     assert float(x) > 0
     assert float(z) > 0.1

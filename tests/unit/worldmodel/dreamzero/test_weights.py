@@ -47,7 +47,7 @@ def test_all_problems_are_named_at_once(tmp_path: Path) -> None:
         "vae: 1 wrong shape (action_head.vae.model.conv1.bias (here quant_conv.bias) [3] instead of [32])",
         "text_encoder: 1 missing tensor (encoder.final_layer_norm.weight)",
         "1 tensor of no known part, such as backbone.weight",
-        "statistics.state.joint_position: q01 is missing, which q99 needs",
+        "statistics.state.joint_position: q01 is missing, which normalization by q99 needs",
         "modalities.video.wrist_image_left.resolution",
         "relative_action_keys names no action: elbow",
     ):
