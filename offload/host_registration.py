@@ -17,8 +17,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from offload.cuda_runtime import SUCCESS, CudaHostRuntime
-from offload.errors import RegistrationFailed, RollbackFailed
+from offload.errors import OffloadError, RegistrationFailed, RollbackFailed
 from offload.host_weights import HostPiece
 from offload.mapped_memory import MappedMemory
 
@@ -128,6 +130,10 @@ def register_pages(
     return HostRegistration(runtime, ranges)
 
 
+_stuck: list[Tensor] = []
+"""Views of memory that a late driver locked and does not unlock: its mapping must not be closed while it is locked."""
+
+
 class _Attempt(threading.Thread):
     """Lock ranges in a thread of its own, since a driver may hang. Given up, it undoes what it did when it can."""
 
@@ -158,18 +164,37 @@ class _Attempt(threading.Thread):
     def run(self) -> None:
         try:
             self._lock_all()
-        except Exception as error:
+        except OffloadError as error:
             self.error = error
+        except Exception as error:
+            self.error = self._undo(error)
         with self._turn:
             is_late = self._given_up
             self._is_done.set()
-        if is_late and self.error is None:
-            self._locked, problems = _unlock(self._runtime, self._locked)
-            logger.warning(
-                "page-locking ended after it was given up; stays locked: %s", "; ".join(problems) or "nothing"
-            )
+        if is_late:
+            self._end_late()
         if not self._locked or not is_late:
             self._views.clear()
+
+    def _undo(self, error: Exception) -> Exception:
+        """Unlock what was locked before something broke that is no refusal; return what the caller is told."""
+        self._locked, problems = _unlock(self._runtime, self._locked)
+        if not problems:
+            return error
+        stuck = RollbackFailed(f"{error}; then host memory could not be unlocked: {'; '.join(problems)}")
+        stuck.__cause__ = error
+        return stuck
+
+    def _end_late(self) -> None:
+        """Undo what a driver did after nobody waited for it. What can't be unlocked stays mapped for good."""
+        problems: list[str] = []
+        if self.error is None:
+            self._locked, problems = _unlock(self._runtime, self._locked)
+        said = str(self.error) if self.error is not None else "; ".join(problems) or "nothing stays locked"
+        level = logging.ERROR if self._locked else logging.WARNING
+        logger.log(level, "page-locking ended after it was given up: %s", said)
+        if self._locked:
+            _stuck.extend(self._views)
 
     def _lock_all(self) -> None:
         for each in self._ranges:

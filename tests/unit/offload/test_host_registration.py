@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from pathlib import Path
 
@@ -173,3 +174,38 @@ def test_an_error_in_the_thread_is_the_callers(memory: MappedMemory) -> None:
 
     with pytest.raises(ZeroDivisionError):
         register_pages(runtime, three_ranges(memory), NO_LIMITS)
+    assert runtime.locked == {}
+
+
+def test_an_error_in_the_thread_that_leaves_memory_locked_says_so(memory: MappedMemory) -> None:
+    runtime = FakeCudaRuntime()
+    runtime.is_locked = lambda address: 1 // 0  # type: ignore[method-assign,assignment,return-value]
+    runtime.refuse_unregister = {0}
+
+    with pytest.raises(RollbackFailed, match="by zero; then host memory could not be unlocked"):
+        register_pages(runtime, three_ranges(memory), NO_LIMITS)
+
+
+@pytest.mark.parametrize("is_blind", [False, True])
+def test_what_a_late_driver_does_not_unlock_stays_mapped(
+    memory: MappedMemory, is_blind: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also where its late answer was no success, so that the rollback is the thread's."""
+    runtime = FakeCudaRuntime()
+    runtime.resume.clear()
+    runtime.refuse_unregister = {0}
+    runtime.is_blind = is_blind
+
+    with pytest.raises(RegistrationFailed, match="has not page-locked"):
+        register_pages(runtime, three_ranges(memory), RegistrationLimits(timeout_s=0.0))
+    runtime.resume.set()
+    for thread in threading.enumerate():
+        if thread.name == "page locking":
+            thread.join()
+            del thread
+    gc.collect()
+
+    assert len(runtime.locked) == 1
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    with pytest.raises(OffloadError, match="still in use"):
+        memory.close()
