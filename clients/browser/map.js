@@ -9,6 +9,11 @@ import { drawLayout } from './layout.js';
 
 /** The map shows at least this far in each direction, in the model's units. */
 const LEAST_REACH = 0.5;
+/**
+ * A world that repeats is shown for this many of its periods in each direction at the most: farther out it would be the same
+ * again, small, and the cost of drawing it grows with the square. The trail then leaves the map.
+ */
+const MOST_PERIODS = 2;
 /** Share of the map's half that the trail may fill before it is drawn smaller. */
 const FILL = 0.8;
 const VIEW_RAD = (76 * Math.PI) / 180;
@@ -54,7 +59,8 @@ export class MapCard {
     if (this._canvas.width !== pixels) Object.assign(this._canvas, { width: pixels, height: pixels });
     const { place, trail } = walk;
     // Zooms out at once and in slowly, so that standing still does not make the map breathe.
-    this._reach += (reachOf(place, trail) - this._reach) * 0.12;
+    const most = this.layout === null ? Infinity : (MOST_PERIODS * this.layout.period) / this.layout.metres_per_unit;
+    this._reach += (Math.min(reachOf(place, trail), most) - this._reach) * 0.12;
     const scale = size / 2 / this._reach;
     context.setTransform(window.devicePixelRatio, 0, 0, window.devicePixelRatio, 0, 0);
     context.clearRect(0, 0, size, size);

@@ -7,7 +7,7 @@
  */
 
 /** A trail longer than this has every second point taken out, again and again. */
-const MAX_TRAIL = 2000;
+const MAX_TRAIL = 500;
 const START = Object.freeze({ x: 0, z: 0, headingRad: 0 });
 
 /**

@@ -98,6 +98,15 @@ def test_the_map_shows_where_the_camera_is_to_spectators_too(
     page.wait("app.world.shown.run === 1 && app.world.walk.place.z === 0")
 
 
+def test_the_map_of_a_world_that_repeats_stays_small_however_far_the_way(page: WatchedPage) -> None:
+    """Every repeat of the world is drawn, and their number grows with the square of how far the map reaches."""
+    page.begin()
+    page.read("app.world.walk.trail.unshift({x: 0, z: -500})")
+    periods = "app.viewer.map._reach * app.viewer.map.layout.metres_per_unit / app.viewer.map.layout.period"
+    page.wait(f"{periods} > 1.9")
+    assert page.read(periods) <= 2
+
+
 def png(left: str, right: str) -> bytes:
     image = Image.new("RGB", (640, 192), left)
     image.paste(right, (320, 0, 640, 192))

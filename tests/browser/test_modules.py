@@ -198,7 +198,7 @@ def test_a_walk_follows_the_poses_frame_by_frame(modules: WatchedPage) -> None:
     assert walk["seen"][3][0] is False
     assert walk["trail"] == 4
     assert walk["seen"][4][:3] == [True, 0, 1]
-    assert 500 < walk["long"] <= 2000
+    assert 200 < walk["long"] <= 500
     assert walk["ends"] <= 2
     # The name is that of the run on screen.
     assert walk["names"] == ["day", None]
