@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from offload.cuda_runtime import SUCCESS, CudaHostRuntime
-from offload.errors import OffloadError, RegistrationFailed, RollbackFailed
+from offload.errors import RegistrationFailed, RollbackFailed
 from offload.host_weights import HostPiece
 from offload.mapped_memory import MappedMemory
 
@@ -164,8 +164,6 @@ class _Attempt(threading.Thread):
     def run(self) -> None:
         try:
             self._lock_all()
-        except OffloadError as error:
-            self.error = error
         except Exception as error:
             self.error = self._undo(error)
         with self._turn:
@@ -173,11 +171,10 @@ class _Attempt(threading.Thread):
             self._is_done.set()
         if is_late:
             self._end_late()
-        if not self._locked or not is_late:
-            self._views.clear()
+        self._views.clear()
 
     def _undo(self, error: Exception) -> Exception:
-        """Unlock what was locked before something broke that is no refusal; return what the caller is told."""
+        """Unlock what was locked before an error; return what the caller is told."""
         self._locked, problems = _unlock(self._runtime, self._locked)
         if not problems:
             return error
@@ -187,10 +184,7 @@ class _Attempt(threading.Thread):
 
     def _end_late(self) -> None:
         """Undo what a driver did after nobody waited for it. What can't be unlocked stays mapped for good."""
-        problems: list[str] = []
-        if self.error is None:
-            self._locked, problems = _unlock(self._runtime, self._locked)
-        said = str(self.error) if self.error is not None else "; ".join(problems) or "nothing stays locked"
+        said = self.error or self._undo(RegistrationFailed("nothing stays locked"))
         level = logging.ERROR if self._locked else logging.WARNING
         logger.log(level, "page-locking ended after it was given up: %s", said)
         if self._locked:
@@ -202,7 +196,7 @@ class _Attempt(threading.Thread):
                 break
             refusal = self._refusal(each)
             if refusal is not None:
-                self._roll_back(refusal)
+                raise RegistrationFailed(refusal)
 
     def _refusal(self, each: PageRange) -> str | None:
         """Lock one range; return what is wrong with it, or None."""
@@ -216,13 +210,6 @@ class _Attempt(threading.Thread):
         if not all(self._runtime.is_locked(address) for address in ends):
             return f"{each}: the driver reports success, but the memory is not page-locked"
         return None
-
-    def _roll_back(self, refusal: str) -> None:
-        left, problems = _unlock(self._runtime, self._locked)
-        self._locked = left
-        if problems:
-            raise RollbackFailed(f"{refusal}; then host memory could not be unlocked: {'; '.join(problems)}")
-        raise RegistrationFailed(refusal)
 
 
 def _unlock(runtime: CudaHostRuntime, ranges: Sequence[PageRange]) -> tuple[list[PageRange], list[str]]:
