@@ -29,11 +29,8 @@ from torch import Tensor
 from benchmarks import dreamzero_call, full_size
 from kvcache.attention import Attention
 from kvcache.attention_backends import FLASH3_MODULE
-from worldmodel.dreamzero.adapter import DreamZeroAdapter
-from worldmodel.dreamzero.config import DreamZeroOptions, parse_options
 from worldmodel.dreamzero.published import Scale, published
 from worldmodel.lingbot.transformer import TEXT_STORE, ChunkInputs, Layer, LingBotTransformer
-from worldmodel.messages import StartWorker
 from worldmodel.residency import allocate_cache
 from worldmodel.runtime import Runtime
 from worldmodel.wan.layers import unpatchify
@@ -320,19 +317,9 @@ def measure_dreamzero(arguments: argparse.Namespace, meter: Meter) -> dict[str, 
     """Measure a denoising forward of DreamZero at its last start frame."""
     config = published(Scale.TINY if arguments.tiny else Scale(arguments.scale))
     model = dreamzero_call.build_model(config, arguments.precision, torch.device(arguments.device))
-    start = StartWorker(
-        model="dreamzero",
-        checkpoint="random",
-        width=config.width,
-        height=config.height,
-        fps=5,
-        device=arguments.device,
-        precision=arguments.precision,
-        requested_sessions=1,
-        model_options=parse_options({}),
+    adapter, _, runtime = dreamzero_call.build_runtime(
+        model, config, precision=arguments.precision, num_sessions=1, options={}
     )
-    adapter = DreamZeroAdapter(model, DreamZeroOptions.from_json(start.model_options), start)
-    runtime = Runtime(adapter, allocate_cache(adapter.kv_spec(), start, adapter.attention()), device=start.device)
     forward = adapter._acceleration.forward
     interposed = Interposed(forward, "velocity")
     adapter._sampler._forward = interposed

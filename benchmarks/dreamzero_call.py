@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kvcache.cache import KVCache
 from worldmodel.checkpoint.inspection import num_parameters
 from worldmodel.checkpoint.random_weights import RandomWeights, fill_random
 from worldmodel.dreamzero.adapter import DreamZeroAdapter
@@ -243,26 +244,35 @@ def _profiled(enabled: bool, num_rows: int = 30) -> Any:
     print(profile.key_averages().table(sort_by="self_cuda_time_total", row_limit=num_rows, max_name_column_width=90))
 
 
-def measure(
-    model: LoadedModel, config: Published, arguments: argparse.Namespace, options: dict[str, object]
-) -> dict[str, Any]:
-    """Run rounds of calls under some options and return rows and means."""
-    device = model.transformer.device
+def build_runtime(
+    model: LoadedModel, config: Published, *, precision: str, num_sessions: int, options: dict[str, object]
+) -> tuple[DreamZeroAdapter, KVCache, Runtime]:
+    """Give a model the adapter, the storage and the runtime that serve it."""
     start = StartWorker(
         model="dreamzero",
         checkpoint="random",
         width=config.width,
         height=config.height,
         fps=5,
-        device=str(device),
-        precision=arguments.precision,
-        requested_sessions=arguments.sessions,
+        device=str(model.transformer.device),
+        precision=precision,
+        requested_sessions=num_sessions,
         model_options=parse_options(options),
     )
     adapter = DreamZeroAdapter(model, DreamZeroOptions.from_json(start.model_options), start)
+    cache = allocate_cache(adapter.kv_spec(), start, adapter.attention())
+    return adapter, cache, Runtime(adapter, cache, device=start.device)
+
+
+def measure(
+    model: LoadedModel, config: Published, arguments: argparse.Namespace, options: dict[str, object]
+) -> dict[str, Any]:
+    """Run rounds of calls under some options and return rows and means."""
+    device = model.transformer.device
+    adapter, cache, runtime = build_runtime(
+        model, config, precision=arguments.precision, num_sessions=arguments.sessions, options=options
+    )
     spec = adapter.kv_spec()
-    cache = allocate_cache(spec, start, adapter.attention())
-    runtime = Runtime(adapter, cache, device=str(device))
     watch = Stopwatch(device)
     owners = {
         "observations": adapter._observations,
