@@ -158,9 +158,13 @@ def _twin(
 
 
 def _give_up_linears(layer: Layer) -> None:
-    """Let go of the linears that a fused layer has taken over."""
+    """Let go of the linears that a fused layer has taken over; their shapes stay, so that the layer can be loaded again.
+
+    Quantising has emptied some of them already.
+    """
     attention, cross = layer.self_attn, layer.cross_attn
     for linear in (attention.q, attention.k, attention.v, attention.o, cross.q, cross.o, *layer.ffn):
         if isinstance(linear, nn.Linear):
-            linear.weight.data = linear.weight.new_empty(0)
-            linear.bias.data = linear.bias.new_empty(0)
+            weight = torch.empty(linear.out_features, linear.in_features, dtype=linear.weight.dtype, device="meta")
+            linear.weight = nn.Parameter(weight, requires_grad=False)
+            linear.bias = nn.Parameter(torch.empty_like(linear.bias, device="meta"), requires_grad=False)

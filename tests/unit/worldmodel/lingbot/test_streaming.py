@@ -286,6 +286,37 @@ def test_a_cache_that_cannot_be_had_stops_the_start_or_becomes_ordinary(
     assert "cannot be made" in description
 
 
+@pytest.mark.parametrize("form", [("fp32", False), ("fp32", True), ("fp8_kv", True)])
+def test_a_build_that_fails_half_way_becomes_ordinary_with_the_same_bits(
+    checkpoints: dict[str, StoredComponent],
+    expected: dict[tuple[str, str, bool], list[torch.Tensor]],
+    cache_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    form: tuple[str, bool],
+) -> None:
+    """Some layers have been made and given up by then, one is there, others are not."""
+    precision, is_fused = form
+    real_write, num_written = os.write, 0
+
+    def write(descriptor: int, data: memoryview) -> int:
+        nonlocal num_written
+        num_written += 1
+        if num_written > 60:
+            raise OSError(28, "No space left on device")
+        return real_write(descriptor, data)
+
+    wish = settings(
+        host="runtime_cache", cache_folder=str(cache_folder), on_unavailable="ordinary", resident_bytes=10**9
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr("offload.tensor_file.os.write", write)
+        model, forward, _, description = streamed(checkpoints["float32"], precision, wish, is_fused=is_fused)
+
+    assert description.startswith("weights streamed from ordinary memory")
+    assert "No space left on device" in description
+    assert_equal_bits(rollout(model, forward), expected["float32", precision, is_fused])
+
+
 def test_old_entries_make_room_but_never_the_one_in_use(
     checkpoints: dict[str, StoredComponent], cache_folder: Path
 ) -> None:
