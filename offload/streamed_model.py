@@ -73,11 +73,15 @@ class Transfer(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferWish:
-    """`falls_back`: staging takes the place of page-locking where that fails."""
+    """`falls_back`: staging takes the place of page-locking where that fails.
+
+    `reason`: why weights are to be staged where that was decided before, for `StreamedModel.describe`.
+    """
 
     transfer: Transfer
     limits: RegistrationLimits = field(default_factory=RegistrationLimits)
     falls_back: bool = False
+    reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -184,7 +188,7 @@ def choose_transfer(
         RollbackFailed: if memory stays locked that must not be.
     """
     if wish.transfer is Transfer.STAGED:
-        return ChosenTransfer(transfer=Transfer.STAGED, transport=StagedCopies(device))
+        return ChosenTransfer(transfer=Transfer.STAGED, transport=StagedCopies(device), reason=wish.reason)
     try:
         if runtime is None:
             raise RegistrationFailed(f"{device} is no CUDA device")

@@ -7,14 +7,14 @@ very operations that make resident weights, so that streamed weights are the sam
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from offload.host_plan import Recipe, StoredTensor
 from offload.layout import FlatLayout, TensorSpec, flat_layout
-from offload.streamed_model import PartTensors
+from offload.streamed_model import PartTensors, full_name
 from worldmodel.checkpoint.component import Component
 from worldmodel.checkpoint.tensor_stream import TORCH_DTYPES
 from worldmodel.kernels.fused_layer import FusedFormat, FusedLayer
@@ -43,6 +43,38 @@ class LayerSource:
         )
 
 
+class LayerForm:
+    """What the layers of a model are, by sizes alone: nothing is allocated. `layer_format` of None: as written."""
+
+    def __init__(self, config: TransformerConfig, plan: PrecisionPlan, layer_format: FusedFormat | None) -> None:
+        self.num_layers = config.num_layers
+        self._places = places_of(*_twin(config, plan, layer_format))
+        self.layouts: Mapping[str, FlatLayout] = {
+            part: flat_layout([TensorSpec.of(place.name, place.tensor) for place in places])
+            for part, places in self._places.items()
+        }
+
+    def recipes(self, index: int, part: str) -> tuple[Recipe, ...]:
+        """Say which of the checkpoint's tensors each tensor of a layer's part is made of."""
+        return tuple(
+            Recipe(
+                tensor=TensorSpec.of(place.name, place.tensor),
+                keys=tuple(f"blocks.{index}.{key}" for key in place.keys),
+                transform=place.transform,
+            )
+            for place in self._places[part]
+        )
+
+    def all_recipes(self) -> list[Recipe]:
+        """Return the recipes of all layers, their tensors by the names among those of all layers."""
+        return [
+            replace(recipe, tensor=replace(recipe.tensor, name=full_name(index, part, recipe.tensor.name)))
+            for index in range(self.num_layers)
+            for part in self.layouts
+            for recipe in self.recipes(index, part)
+        ]
+
+
 class StreamedLayers:
     """Implements `offload.streamed_model.ModelLayers`. `layer_format` of None computes with the layers as written.
 
@@ -54,7 +86,7 @@ class StreamedLayers:
         self._source = source
         self._format = layer_format
         self._fused: dict[int, FusedLayer] = {}
-        self._layouts = part_layouts(transformer.config, transformer.plan, layer_format)
+        self.form = LayerForm(transformer.config, transformer.plan, layer_format)
 
     @property
     def num_layers(self) -> int:
@@ -62,7 +94,7 @@ class StreamedLayers:
 
     @property
     def layouts(self) -> Mapping[str, FlatLayout]:
-        return self._layouts
+        return self.form.layouts
 
     @property
     def metadata(self) -> dict[str, str]:
@@ -103,15 +135,7 @@ class StreamedLayers:
 
     def recipes(self, index: int, part: str) -> tuple[Recipe, ...]:
         """Say which of the checkpoint's tensors each of the part's tensors is made of."""
-        places = places_of(*_twin(self._transformer.config, self._transformer.plan, self._format))
-        return tuple(
-            Recipe(
-                tensor=TensorSpec.of(place.name, place.tensor),
-                keys=tuple(f"blocks.{index}.{key}" for key in place.keys),
-                transform=place.transform,
-            )
-            for place in places[part]
-        )
+        return self.form.recipes(index, part)
 
     def _fuse(self, index: int) -> None:
         if self._format is None:
@@ -142,8 +166,7 @@ def part_layouts(
     config: TransformerConfig, plan: PrecisionPlan, layer_format: FusedFormat | None
 ) -> dict[str, FlatLayout]:
     """Return the layout of every part of a layer; nothing is allocated."""
-    places = places_of(*_twin(config, plan, layer_format))
-    return {part: flat_layout([TensorSpec.of(place.name, place.tensor) for place in places[part]]) for part in places}
+    return dict(LayerForm(config, plan, layer_format).layouts)
 
 
 def _twin(
@@ -158,7 +181,7 @@ def _twin(
 
 
 def _give_up_linears(layer: Layer) -> None:
-    """Let go of the linears that a fused layer has taken over; their shapes stay, so that the layer can be loaded again.
+    """Let go of the linears that a fused layer has taken over. Their shapes stay, for the layer may be loaded again.
 
     Quantising has emptied some of them already.
     """

@@ -9,23 +9,19 @@ from __future__ import annotations
 import logging
 import weakref
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from kvcache.spec import KVSpec
 from offload.cuda_runtime import LoadedCudaRuntime
-from offload.errors import CacheError, OffloadError, PlanRefused
-from offload.host_plan import HostKind, HostPlan, Recipe, plan_host_weights
+from offload.errors import OffloadError, PlanRefused
+from offload.host_plan import HostKind, HostPlan
 from offload.host_registration import RegistrationLimits
-from offload.layout import TensorSpec
 from offload.residency import ResidencyPlan
 from offload.streamed_model import (
     HostLayers,
     StreamedModel,
-    Transfer,
     TransferWish,
-    full_name,
     make_ordinary,
     map_files,
     stream_model,
@@ -36,10 +32,11 @@ from worldmodel.kernels.fused_layer import FusedFormat, FusedLayer
 from worldmodel.lingbot.layer_parts import CAMERA, FORWARD, TEXT, PartWeights
 from worldmodel.lingbot.streamed_layers import StreamedLayers, stored_tensors
 from worldmodel.lingbot.streaming_cache import StreamRequest, open_cache
-from worldmodel.lingbot.streaming_plan import DeviceNumbers, check_settings, plan_layers
+from worldmodel.lingbot.streaming_plan import DeviceNumbers, StreamPlan, plan_stream
 from worldmodel.lingbot.transformer import LingBotTransformer
 from worldmodel.lingbot.weights import LoadedModel
 from worldmodel.messages import LoadStage, StartWorker
+from worldmodel.offload_settings import OffloadSettings
 
 logger = logging.getLogger(__name__)
 
@@ -125,77 +122,71 @@ def stream_transformer(
     """Load the layers and let the transformer stream them. Raises `LoadFailed`."""
     settings, device = request.settings, request.source.device
     layers = StreamedLayers(transformer, request.source, layer_format)
-    residency = plan_layers(layers.layouts, layers.num_layers, settings, kv, request.numbers)
-    logger.info("weights: %s", residency.describe())
     try:
-        check_settings(settings, transformer.plan, device)
-        plan = _plan_host(layers, residency, request)
-        plan, host = _load_host(layers, residency, plan, request)
+        plan = plan_stream(
+            layers.form,
+            stored_tensors(request.source.component),
+            settings,
+            transformer.plan,
+            kv,
+            request.numbers,
+            device,
+        )
+        _tell(plan, settings)
+        host_plan, host = _load_host(layers, plan, request)
         wish = TransferWish(
-            transfer=Transfer(settings.transfer),
+            transfer=plan.transfer,
             limits=RegistrationLimits(max_bytes=settings.registered_bytes, timeout_s=settings.registration_timeout_s),
             falls_back=settings.falls_back,
+            reason=plan.transfer_reason,
         )
         runtime = LoadedCudaRuntime(device) if device.type == "cuda" else None
-        model = stream_model(layers, residency, host, wish, device, runtime)
+        model = stream_model(layers, plan.residency, host, wish, device, runtime)
     except OffloadError as error:
         raise LoadFailed(f"offload: {error}", field="offload") from error
     # At the latest when the interpreter ends: memory is unlocked before it is unmapped.
     weakref.finalize(transformer, model.close)
-    description = _describe(plan, model)
+    description = _describe(host_plan, model)
     logger.info("%s", description)
     streamed = StreamedTransformer(model=model, layers=layers, device=device, description=description)
     streamed.connect(transformer)
     return streamed
 
 
-def _plan_host(layers: StreamedLayers, residency: ResidencyPlan, request: StreamRequest) -> HostPlan:
-    settings = request.settings
-    recipes = [
-        Recipe(
-            tensor=TensorSpec(
-                name=full_name(index, part, recipe.tensor.name), dtype=recipe.tensor.dtype, shape=recipe.tensor.shape
-            ),
-            keys=recipe.keys,
-            transform=recipe.transform,
-        )
-        for index in range(layers.num_layers)
-        for part in residency.parts
-        for recipe in layers.recipes(index, part)
-    ]
-    plan = plan_host_weights(
-        HostKind(settings.host),
-        recipes,
-        stored_tensors(request.source.component),
-        cache_folder=Path(settings.cache_folder) if settings.cache_folder else None,
-        falls_back=settings.falls_back,
-    )
-    for reason in plan.reasons:
+def _tell(plan: StreamPlan, settings: OffloadSettings) -> None:
+    logger.info("weights: %s", plan.describe())
+    for reason in plan.host.reasons:
         logger.warning("host weights %r can't be used: %s", settings.host, reason)
-    return plan
+    if plan.transfer_reason is not None:
+        logger.warning("weights are staged, not copied directly: %s", plan.transfer_reason)
 
 
-def _load_host(
-    layers: StreamedLayers, residency: ResidencyPlan, plan: HostPlan, request: StreamRequest
-) -> tuple[HostPlan, HostLayers]:
+def _load_host(layers: StreamedLayers, plan: StreamPlan, request: StreamRequest) -> tuple[HostPlan, HostLayers]:
     """Load or map the layers; the plan that comes back is the one that was carried out."""
+    if plan.host.kind is HostKind.ORDINARY:
+        return plan.host, make_ordinary(layers, plan.residency, request.progress)
+    try:
+        return _map_host(layers, plan, request)
+    except OffloadError as error:
+        if not request.settings.falls_back:
+            raise PlanRefused(f"host weights {request.settings.host!r}", str(error)) from error
+        logger.warning("host weights are ordinary memory: %s", error)
+        ordinary = HostPlan(kind=HostKind.ORDINARY, bindings={}, reasons=(str(error),))
+        return ordinary, make_ordinary(layers, plan.residency, request.progress)
+
+
+def _map_host(layers: StreamedLayers, plan: StreamPlan, request: StreamRequest) -> tuple[HostPlan, HostLayers]:
+    """Map the checkpoint's files, or those of the runtime cache, made first where they are not there."""
     device, progress = request.source.device, request.progress
-    match plan.kind:
-        case HostKind.ORDINARY:
-            return plan, make_ordinary(layers, residency, progress)
-        case HostKind.CHECKPOINT_MMAP:
-            return plan, map_files(layers, residency, plan, device, progress)
-        case HostKind.RUNTIME_CACHE:
-            try:
-                cached = open_cache(layers, request)
-            except CacheError as error:
-                if not request.settings.falls_back:
-                    raise PlanRefused(f"host weights {request.settings.host!r}", str(error)) from error
-                logger.warning("host weights are ordinary memory: %s", error)
-                plan = HostPlan(kind=HostKind.ORDINARY, bindings={}, reasons=(str(error),))
-                return plan, make_ordinary(layers, residency, progress)
-            host = map_files(layers, residency, cached.plan, device, progress, on_closed=cached.entry.close)
-            return cached.plan, host
+    if plan.host.kind is HostKind.CHECKPOINT_MMAP:
+        return plan.host, map_files(layers, plan.residency, plan.host, device, progress)
+    cached = open_cache(layers, request)
+    try:
+        host = map_files(layers, plan.residency, cached.plan, device, progress, on_closed=cached.entry.close)
+    except BaseException:
+        cached.entry.close()
+        raise
+    return cached.plan, host
 
 
 def _describe(plan: HostPlan, model: StreamedModel) -> str:

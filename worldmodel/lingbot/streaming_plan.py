@@ -1,4 +1,6 @@
-"""How much of its device a streamed LingBot model leaves to weights, and which layers stay on it: numbers only.
+"""What is decided before a layer of a streamed LingBot model is loaded; a worker carries it out, `doctor` tells it.
+
+Which layers stay, the memory of the others, how they travel. Nothing is loaded, written or changed for it.
 
 device   | outside the layers, VAE, text | K/V, sessions, activations | working memory | resident layers, buffers |
            `loaded_bytes`                  `kv`                          WORKING_BYTES    the rest, or less
@@ -7,14 +9,16 @@ device   | outside the layers, VAE, text | K/V, sessions, activations | working 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from kvcache.spec import KVSpec
-from offload.errors import BudgetTooSmall
-from offload.host_plan import HostKind
+from offload.errors import BudgetTooSmall, PlanRefused
+from offload.host_plan import HostKind, HostPlan, StoredTensor, plan_host_weights
+from offload.host_registration import PAGE_BYTES
 from offload.layout import FlatLayout
 from offload.legality import Combination, check_combination
 from offload.residency import LayerPart, ResidencyPlan, plan_residency
@@ -22,6 +26,7 @@ from offload.streamed_model import Transfer
 from worldmodel.checkpoint.inspection import CONTEXT_BYTES
 from worldmodel.errors import LoadFailed
 from worldmodel.lingbot.layer_parts import CAMERA, USES_PER_CHUNK
+from worldmodel.lingbot.streamed_layers import LayerForm
 from worldmodel.offload_settings import OffloadSettings
 from worldmodel.wan.precision import PrecisionPlan
 
@@ -41,6 +46,91 @@ class DeviceNumbers:
     loaded_bytes: int
     free_bytes: int | None
     gpu_memory_fraction: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamPlan:
+    """All that is decided before a layer is loaded: which layers stay, what memory the others are in, how they travel.
+
+    `transfer_reason` says why weights are staged though something else was wished for, None if nothing was.
+    """
+
+    residency: ResidencyPlan
+    host: HostPlan
+    transfer: Transfer
+    transfer_reason: str | None
+
+    def describe(self) -> str:
+        """Say the plan for people."""
+        host = "; ".join([f"from {self.host.kind.value} memory", *self.host.reasons])
+        transfer = self.transfer.value if self.transfer_reason is None else f"staged; {self.transfer_reason}"
+        return f"{self.residency.describe()}; {host}; {transfer}"
+
+
+def plan_stream(
+    form: LayerForm,
+    stored: Mapping[str, Sequence[StoredTensor]],
+    settings: OffloadSettings,
+    plan: PrecisionPlan,
+    kv: KVSpec,
+    numbers: DeviceNumbers,
+    device: torch.device,
+) -> StreamPlan:
+    """Decide everything. Loads, reads and changes nothing; `stored` is what the checkpoint has of the layers.
+
+    Raises `LoadFailed` for a budget that is too small, `PlanRefused` for what can't be had and may not be replaced.
+    """
+    residency = plan_layers(form.layouts, form.num_layers, settings, kv, numbers)
+    check_settings(settings, plan, device)
+    host = plan_host_weights(
+        HostKind(settings.host),
+        form.all_recipes(),
+        stored,
+        cache_folder=Path(settings.cache_folder) if settings.cache_folder else None,
+        falls_back=settings.falls_back,
+    )
+    reason = _registration_problem(form.layouts, residency, host.kind, settings, device)
+    if reason is not None and not settings.falls_back:
+        raise PlanRefused(f"transfer {settings.transfer!r}", reason)
+    transfer = Transfer(settings.transfer) if reason is None else Transfer.STAGED
+    return StreamPlan(residency=residency, host=host, transfer=transfer, transfer_reason=reason)
+
+
+def locked_bytes(layouts: Mapping[str, FlatLayout], residency: ResidencyPlan, host: HostKind) -> int:
+    """Return what page-locking the streamed layers takes: of mapped files at least, of other memory exactly.
+
+    How tensors share pages in a file is known when it is mapped.
+    """
+    total_bytes = 0
+    for name, part in residency.parts.items():
+        if host is HostKind.ORDINARY:
+            layer_bytes = -(-layouts[name].num_bytes // PAGE_BYTES) * PAGE_BYTES
+        else:
+            layer_bytes = sum(place.tensor.num_bytes for place in layouts[name].places)
+        total_bytes += len(part.streamed) * layer_bytes
+    return total_bytes
+
+
+def _registration_problem(
+    layouts: Mapping[str, FlatLayout],
+    residency: ResidencyPlan,
+    host: HostKind,
+    settings: OffloadSettings,
+    device: torch.device,
+) -> str | None:
+    """Return why weights can't travel from page-locked memory as wished, None if they may or need not."""
+    if settings.transfer != Transfer.REGISTERED:
+        return None
+    if device.type != "cuda":
+        return f"{device} is no CUDA device"
+    needed_bytes = locked_bytes(layouts, residency, host)
+    if settings.registered_bytes is not None and needed_bytes > settings.registered_bytes:
+        least = "" if host is HostKind.ORDINARY else " at least"
+        return (
+            f"registered_bytes is {settings.registered_bytes}, the streamed layers would lock {needed_bytes} "
+            f"bytes{least}"
+        )
+    return None
 
 
 def plan_layers(

@@ -1,0 +1,79 @@
+"""What is decided of streamed layers before one is loaded: numbers only, no device is needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from kvcache.spec import KVSpec
+from offload.errors import PlanRefused
+from offload.host_plan import HostKind
+from offload.host_registration import PAGE_BYTES
+from offload.residency import plan_residency
+from offload.streamed_model import Transfer
+from tests.support.lingbot_streaming import HEIGHT, NUM_LAYERS, WIDTH, config
+from worldmodel.lingbot.streamed_layers import LayerForm
+from worldmodel.lingbot.streaming_plan import DeviceNumbers, StreamPlan, locked_bytes, plan_layers, plan_stream
+from worldmodel.lingbot.transformer import kv_geometry
+from worldmodel.offload_settings import OffloadSettings
+from worldmodel.wan.precision import precision_plan
+
+RESIDENT_BYTES = 600_000
+FP32 = precision_plan("fp32")
+FORM = LayerForm(config(), FP32, None)
+
+
+def plan(device: str = "cuda", **settings: object) -> StreamPlan:
+    wish = OffloadSettings(weights="streamed", resident_bytes=RESIDENT_BYTES, **settings)  # type: ignore[arg-type]
+    numbers = DeviceNumbers(loaded_bytes=0, free_bytes=None)
+    return plan_stream(FORM, {}, wish, FP32, kv(), numbers, torch.device(device))
+
+
+def kv() -> KVSpec:
+    return kv_geometry(config(), FP32, latent_height=HEIGHT, latent_width=WIDTH)
+
+
+def least_locked_bytes(host: HostKind) -> int:
+    wish = OffloadSettings(weights="streamed", resident_bytes=RESIDENT_BYTES)
+    residency = plan_layers(FORM.layouts, NUM_LAYERS, wish, kv(), DeviceNumbers(loaded_bytes=0, free_bytes=None))
+    return locked_bytes(FORM.layouts, residency, host)
+
+
+@pytest.mark.parametrize(
+    ("host", "least"), [(HostKind.ORDINARY, ""), (HostKind.RUNTIME_CACHE, " at least")], ids=["ordinary", "cache"]
+)
+def test_a_bound_of_locked_memory_that_is_too_small_is_found_before_loading(
+    host: HostKind, least: str, tmp_path: Path
+) -> None:
+    needed = least_locked_bytes(host)
+    settings = {"host": host.value, "cache_folder": str(tmp_path) if host is HostKind.RUNTIME_CACHE else ""}
+
+    enough = plan(**settings, registered_bytes=needed)
+    with pytest.raises(PlanRefused, match=rf"registered_bytes is {needed - 1}, .* lock {needed} bytes{least}$"):
+        plan(**settings, registered_bytes=needed - 1)
+    replaced = plan(**settings, registered_bytes=needed - 1, on_unavailable="ordinary")
+
+    assert (enough.transfer, enough.transfer_reason) == (Transfer.REGISTERED, None)
+    assert replaced.transfer is Transfer.STAGED
+    assert f"staged; registered_bytes is {needed - 1}" in replaced.describe()
+
+
+def test_what_page_locking_takes_is_of_streamed_layers_in_whole_pages() -> None:
+    parts = [part.part for part in plan().residency.parts.values()]
+    all_streamed = plan_residency(parts, NUM_LAYERS, sum(2 * part.layer_bytes for part in parts))
+
+    taken = locked_bytes(FORM.layouts, all_streamed, HostKind.ORDINARY)
+
+    assert taken == NUM_LAYERS * sum(-(-part.layer_bytes // PAGE_BYTES) * PAGE_BYTES for part in parts)
+    assert locked_bytes(FORM.layouts, plan_residency(parts, NUM_LAYERS, None), HostKind.ORDINARY) == 0
+
+
+def test_staged_weights_lock_nothing_that_counts() -> None:
+    assert plan("cpu", transfer="staged").transfer_reason is None
+
+
+def test_without_a_cuda_device_weights_are_staged_where_they_may_be() -> None:
+    found = plan("cpu", on_unavailable="ordinary")
+    assert (found.transfer, found.transfer_reason) == (Transfer.STAGED, "cpu is no CUDA device")
