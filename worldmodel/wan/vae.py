@@ -9,6 +9,7 @@ Facts: LingBot-World v2 official code, wan/modules/vae2_1.py; parameter names of
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -226,26 +227,15 @@ class WanVAE(nn.Module):
 
     def encoder_cache_bytes(self, height: int, width: int, dtype: torch.dtype) -> int:
         """Bytes of one encoder cache for a picture of `height` x `width` pixels."""
-        return self._cache_bytes(height, width, dtype, is_encoder=True)
+        return _cache_bytes(self.config, height, width, dtype, is_encoder=True)
 
     def decoder_cache_bytes(self, height: int, width: int, dtype: torch.dtype) -> int:
         """Bytes of one decoder cache for a picture of `height` x `width` pixels."""
-        return self._cache_bytes(height, width, dtype, is_encoder=False)
+        return _cache_bytes(self.config, height, width, dtype, is_encoder=False)
 
     def cache_bytes(self, height: int, width: int, dtype: torch.dtype) -> int:
         """Bytes of one encoder and one decoder cache: what a session holds, not counting those of a chunk in flight."""
         return self.encoder_cache_bytes(height, width, dtype) + self.decoder_cache_bytes(height, width, dtype)
-
-    def _cache_bytes(self, height: int, width: int, dtype: torch.dtype, *, is_encoder: bool) -> int:
-        # A pass over shapes alone, so that the number can't drift from what the layers keep.
-        with torch.device("meta"):
-            twin = WanVAE(self.config).to(dtype)
-            factor = self.config.spatial_factor
-            if is_encoder:
-                _, cache = twin.encode(torch.empty(1, 3, 1, height, width))
-            else:
-                _, cache = twin.decode(torch.empty(1, self.config.z_dim, 1, height // factor, width // factor))
-        return cache.num_bytes
 
     def _check_frames(self, frames_BCTHW: Tensor, *, is_stream_start: bool) -> None:
         factor = self.config.spatial_factor
@@ -259,3 +249,16 @@ class WanVAE(nn.Module):
         if num_frames < max(opening, 1) or (num_frames - opening) % step:
             rule = f"the first call of a stream takes 1 + {step}n" if is_stream_start else f"later calls take {step}n"
             raise ValueError(f"frames: {rule} frames, got {num_frames}")
+
+
+@functools.lru_cache(maxsize=64)
+def _cache_bytes(config: VAEConfig, height: int, width: int, dtype: torch.dtype, *, is_encoder: bool) -> int:
+    """Count by a pass over shapes alone, so that the number can't drift from what layers keep; it takes a second."""
+    with torch.device("meta"):
+        twin = WanVAE(config).to(dtype)
+        factor = config.spatial_factor
+        if is_encoder:
+            _, cache = twin.encode(torch.empty(1, 3, 1, height, width))
+        else:
+            _, cache = twin.decode(torch.empty(1, config.z_dim, 1, height // factor, width // factor))
+    return cache.num_bytes
