@@ -39,8 +39,7 @@ def accelerate(
     ops = _choose_ops(options, plan, device)
     streamed = None
     if streams is not None:
-        layer_format = None if ops is None else FusedFormat(ops, plan.linear, quantize=plan.quantizes_linears)
-        streamed = stream_transformer(transformer, streams, layer_format, kv)
+        streamed = stream_transformer(transformer, streams, _format_of(ops, plan), kv)
     forward: Forward = transformer
     if ops is not None:
         layers = None if streamed is None else streamed.fused
@@ -52,6 +51,15 @@ def accelerate(
         torch.cuda.empty_cache()
     found = join(chosen, forward, ops, plan)
     return found if streamed is None else replace(found, description=f"{found.description}; {streamed.description}")
+
+
+def layer_format(options: LingBotOptions, plan: PrecisionPlan, device: torch.device) -> FusedFormat | None:
+    """Return the form that `accelerate` gives to layers, None for layers as they are written. Raises as it does."""
+    return _format_of(_choose_ops(options, plan, device), plan)
+
+
+def _format_of(ops: LayerOps | None, plan: PrecisionPlan) -> FusedFormat | None:
+    return None if ops is None else FusedFormat(ops, plan.linear, quantize=plan.quantizes_linears)
 
 
 def check_choices(

@@ -32,7 +32,7 @@ from worldmodel.lingbot.camera import PACK, CameraEmbedding
 from worldmodel.lingbot.condition import next_condition, start_condition
 from worldmodel.lingbot.config import LingBotOptions, Sampler
 from worldmodel.lingbot.media import DeviceMedia, needs_pixels
-from worldmodel.lingbot.memory import num_camera_bases, plan_kv
+from worldmodel.lingbot.memory import configured_kv, num_camera_bases
 from worldmodel.lingbot.noise import NoiseSource, PerChunkNoise, WholeClipNoise
 from worldmodel.lingbot.pipeline import ChunkSampler
 from worldmodel.lingbot.prompt_transition import PromptCourse, transition_chunks
@@ -121,23 +121,28 @@ class LingBotAdapter:
         self._vae = model.vae
         self._width, self._height = config.width, config.height
         self._device = model.transformer.device
-        self._requested_sessions = config.requested_sessions
         self._merge_padding = not options.pad_text_exact
         self._num_frames = model.transformer.config.latent_frames_per_chunk
-        self._noise_clip_latent_frames = options.noise_clip_latent_frames or 0
         plan = model.transformer.plan
-        self._recache_on_prompt = options.recache_on_prompt
         self._vae.takes_single_frames = config.offload.decode == "per_latent_frame"
-        self._vae_is_parked = config.offload.vae == "parked"
         model.transformer.keeps_camera = config.offload.camera_modulation == "per_chunk"
-        if self._vae_is_parked:
+        if config.offload.vae == "parked":
             self._vae.residence = ParkedModule(self._vae, self._device).on_device
-        kv = self.kv_spec()
+        self._kv = configured_kv(
+            model.transformer.config,
+            self._vae,
+            plan,
+            width=config.width,
+            height=config.height,
+            options=options,
+            offload=config.offload,
+            requested_sessions=config.requested_sessions,
+        )
         with torch.inference_mode():
             self._sampler = ChunkSampler(model.transformer, table)
         if config.offload.streams:
             set_time_networks_aside(model.transformer)
-        self._acceleration = accelerate(model.transformer, options, kv, stream_request(model, config, progress))
+        self._acceleration = accelerate(model.transformer, options, self._kv, stream_request(model, config, progress))
         self._sampler.use(self._acceleration.forward)
         self._noise = noise
         self._prompts = PromptEncoder(model.text_encoder, plan.linear)
@@ -181,19 +186,7 @@ class LingBotAdapter:
 
     def kv_spec(self) -> KVSpec:
         """Return the K/V geometry, with the bytes this adapter holds per session and for all."""
-        return plan_kv(
-            self._transformer.config,
-            self._vae,
-            self._transformer.plan,
-            width=self._width,
-            height=self._height,
-            requested_sessions=self._requested_sessions,
-            recache_on_prompt=self._recache_on_prompt,
-            noise_clip_latent_frames=self._noise_clip_latent_frames,
-            keeps_camera=self._transformer.keeps_camera,
-            decodes_whole_chunks=not self._vae.takes_single_frames,
-            parks_vae=self._vae_is_parked,
-        )
+        return self._kv
 
     def attention(self) -> Attention:
         """Return the attention chosen at load."""

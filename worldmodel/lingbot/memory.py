@@ -9,9 +9,11 @@ import math
 from dataclasses import replace
 
 from kvcache.spec import KVSpec
+from worldmodel.lingbot.config import LingBotOptions
 from worldmodel.lingbot.layer_parts import TIME_NETWORKS, is_streamed_name
 from worldmodel.lingbot.transformer import LingBotTransformer, kv_geometry
 from worldmodel.lingbot.transformer_config import TransformerConfig
+from worldmodel.offload_settings import OffloadSettings
 from worldmodel.wan.layers import PATCH
 from worldmodel.wan.precision import PrecisionPlan
 from worldmodel.wan.vae import WanVAE
@@ -40,6 +42,33 @@ ROTATION_ELEMENTS = 9
 def num_camera_bases(plan: PrecisionPlan) -> int:
     """Return how many camera bases a worker keeps: none where rays are rounded, since a basis cannot show that."""
     return 0 if plan.rounds_as_official else MAX_BASES
+
+
+def configured_kv(
+    config: TransformerConfig,
+    vae: WanVAE,
+    plan: PrecisionPlan,
+    *,
+    width: int,
+    height: int,
+    options: LingBotOptions,
+    offload: OffloadSettings,
+    requested_sessions: int = 1,
+) -> KVSpec:
+    """Return what `plan_kv` does for a configuration: whoever asks for one of a worker's, a worker too, asks here."""
+    return plan_kv(
+        config,
+        vae,
+        plan,
+        width=width,
+        height=height,
+        requested_sessions=requested_sessions,
+        recache_on_prompt=options.recache_on_prompt,
+        noise_clip_latent_frames=options.noise_clip_latent_frames or 0,
+        keeps_camera=offload.camera_modulation == "per_chunk",
+        decodes_whole_chunks=offload.decode == "whole_chunk",
+        parks_vae=offload.vae == "parked",
+    )
 
 
 def plan_kv(

@@ -84,6 +84,11 @@ class TextEncoder:
     def num_parameters(self) -> int:
         return sum(parameter.numel() for parameter in self._model.parameters())
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the weights, wherever they are."""
+        return sum(parameter.nbytes for parameter in self._model.parameters())
+
     def clean(self, prompt: str) -> str:
         """Return the prompt as the tokenizer gets it; prompts that are equal then have equal rows."""
         return clean_text(prompt, self._cleaning)
