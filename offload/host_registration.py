@@ -4,13 +4,15 @@
     pages       |  [     one range    ]    [  range  ]   |     outward to pages, neighbours become one
 
 Mapped files are locked read-only: the driver must not ask for pages of its own. Locking is bounded in bytes and time.
-Whatever goes wrong is rolled back; what can't be rolled back ends the worker, since its addresses must never be reused.
+Whatever goes wrong is rolled back. What can't be rolled back ends the worker, since its addresses must never be reused:
+by `RollbackFailed` while somebody waits, through `OnStuck` where a driver answers late and nobody does.
 """
 
 from __future__ import annotations
 
 import logging
 import mmap
+import os
 import resource
 import threading
 import time
@@ -26,7 +28,20 @@ from offload.mapped_memory import MappedMemory
 
 PAGE_BYTES = mmap.PAGESIZE
 
+EXIT_STUCK = 5
+"""Exit code of a process whose memory stays page-locked."""
+
+OnStuck = Callable[[RollbackFailed], None]
+"""Called, in the thread of an attempt that was given up, with what can't be unlocked and is mapped still."""
+
 logger = logging.getLogger(__name__)
+
+
+def end_process(error: RollbackFailed) -> None:
+    """Say why and end this process at once, whatever it computes: only that gives its addresses back safely."""
+    logger.critical("this process stops: %s", error)
+    logging.shutdown()
+    os._exit(EXIT_STUCK)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -103,13 +118,15 @@ def register_pages(
     pieces: Iterable[HostPiece],
     limits: RegistrationLimits,
     *,
+    on_stuck: OnStuck = end_process,
     clock: Callable[[], float] = time.monotonic,
 ) -> HostRegistration:
     """Page-lock all pages of the pieces and check that they are.
 
     Raises:
         RegistrationFailed: for a budget or a limit of the system that is too small, a refusal of the driver, or no
-            answer in time. Nothing is locked then; after a time-out, nothing is once the driver answers.
+            answer in time. Nothing is locked then; after a time-out, nothing is once the driver answers, or `on_stuck`
+            is called.
         RollbackFailed: if a range can neither be used nor unlocked.
     """
     ranges = page_ranges(pieces)
@@ -117,7 +134,7 @@ def register_pages(
     if limits.max_bytes is not None and total_bytes > limits.max_bytes:
         raise RegistrationFailed(f"{total_bytes} bytes would be page-locked, the budget is {limits.max_bytes}")
     started_s = clock()
-    attempt = _Attempt(runtime, ranges)
+    attempt = _Attempt(runtime, ranges, on_stuck)
     attempt.start()
     if not attempt.wait(limits.timeout_s):
         raise RegistrationFailed(
@@ -131,15 +148,16 @@ def register_pages(
 
 
 _stuck: list[Tensor] = []
-"""Views of memory that a late driver locked and does not unlock: its mapping must not be closed while it is locked."""
+"""Views of memory that can't be unlocked: its mapping must not be closed for as long as this process lives."""
 
 
 class _Attempt(threading.Thread):
     """Lock ranges in a thread of its own, since a driver may hang. Given up, it undoes what it did when it can."""
 
-    def __init__(self, runtime: CudaHostRuntime, ranges: Sequence[PageRange]) -> None:
+    def __init__(self, runtime: CudaHostRuntime, ranges: Sequence[PageRange], on_stuck: OnStuck) -> None:
         super().__init__(name="page locking", daemon=True)
         self._runtime = runtime
+        self._on_stuck = on_stuck
         self._ranges = ranges
         # While the driver may still answer, these keep the mappings from being closed.
         self._views = [each.memory.bytes for each in ranges]
@@ -180,15 +198,16 @@ class _Attempt(threading.Thread):
             return error
         stuck = RollbackFailed(f"{error}; then host memory could not be unlocked: {'; '.join(problems)}")
         stuck.__cause__ = error
+        _stuck.extend(self._views)
         return stuck
 
     def _end_late(self) -> None:
-        """Undo what a driver did after nobody waited for it. What can't be unlocked stays mapped for good."""
-        said = self.error or self._undo(RegistrationFailed("nothing stays locked"))
-        level = logging.ERROR if self._locked else logging.WARNING
-        logger.log(level, "page-locking ended after it was given up: %s", said)
-        if self._locked:
-            _stuck.extend(self._views)
+        """Undo what a driver did after nobody waited for it. Where that fails, who can end the process is told."""
+        said = self.error or self._undo(RegistrationFailed("page-locking took longer than it was waited for"))
+        if isinstance(said, RollbackFailed):
+            self._on_stuck(said)
+        else:
+            logger.warning("page-locking ended after it was given up, and nothing stays locked: %s", said)
 
     def _lock_all(self) -> None:
         for each in self._ranges:
@@ -216,12 +235,21 @@ def _unlock(runtime: CudaHostRuntime, ranges: Sequence[PageRange]) -> tuple[list
     """Unlock ranges, the last one first; return those that stay locked and why."""
     left, problems = [], []
     for each in reversed(ranges):
-        code = runtime.unregister(each.address)
-        if code != SUCCESS:
+        problem = _unlock_problem(runtime, each)
+        if problem is not None:
             left.append(each)
-            problems.append(f"{each} ({runtime.error_text(code)})")
+            problems.append(f"{each} ({problem})")
     left.reverse()
     return left, problems
+
+
+def _unlock_problem(runtime: CudaHostRuntime, each: PageRange) -> str | None:
+    """Unlock a range; return why it stays locked, None if it does not. The others are tried whatever one raises."""
+    try:
+        code = runtime.unregister(each.address)
+        return None if code == SUCCESS else runtime.error_text(code)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
 
 
 def _memlock_text() -> str:

@@ -23,7 +23,7 @@ from offload.copy_queue import CopyQueue, CudaQueue, HostQueue
 from offload.cuda_runtime import CudaHostRuntime
 from offload.errors import OffloadError, PlanRefused, RegistrationFailed
 from offload.host_plan import HostPlan, Recipe
-from offload.host_registration import HostRegistration, RegistrationLimits, register_pages
+from offload.host_registration import HostRegistration, OnStuck, RegistrationLimits, end_process, register_pages
 from offload.host_weights import HostPart, copy_plainly, mapped_part, own_part
 from offload.layout import FlatLayout
 from offload.mapped_memory import MappedMemory
@@ -75,13 +75,15 @@ class Transfer(StrEnum):
 class TransferWish:
     """`falls_back`: staging takes the place of page-locking where that fails.
 
-    `reason`: why weights are to be staged where that was decided before, for `StreamedModel.describe`.
+    `reason`: why weights are to be staged where that was decided before, for `StreamedModel.describe`. `on_stuck` ends
+    the process where a driver that was given up leaves memory locked.
     """
 
     transfer: Transfer
     limits: RegistrationLimits = field(default_factory=RegistrationLimits)
     falls_back: bool = False
     reason: str | None = None
+    on_stuck: OnStuck = end_process
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -193,7 +195,7 @@ def choose_transfer(
         if runtime is None:
             raise RegistrationFailed(f"{device} is no CUDA device")
         pieces = [piece for part in host.all_parts for piece in part.pieces]
-        registration = register_pages(runtime, pieces, wish.limits)
+        registration = register_pages(runtime, pieces, wish.limits, on_stuck=wish.on_stuck)
     except RegistrationFailed as error:
         if not wish.falls_back:
             raise PlanRefused(f"transfer {wish.transfer.value!r}", str(error)) from error

@@ -14,6 +14,9 @@ from pathlib import Path
 import worldmodel
 from server.worker_link import WorkerLink
 
+EXIT_REASONS = {4: "its device is lost", 5: "page-locked memory can't be unlocked; its log says which"}
+"""What the exit codes of `worldmodel/worker.py` mean that are sent no reason for."""
+
 EXIT_GRACE_S = 1.0
 """How long a process that already closed its socket may take to exit before it is killed."""
 
@@ -131,7 +134,8 @@ def packages_root() -> Path:
 def describe_exit(returncode: int) -> str:
     """Say how a process ended, for people."""
     if returncode >= 0:
-        return f"the worker process ended with exit code {returncode}"
+        reason = f": {EXIT_REASONS[returncode]}" if returncode in EXIT_REASONS else ""
+        return f"the worker process ended with exit code {returncode}{reason}"
     try:
         name = signal.Signals(-returncode).name
     except ValueError:

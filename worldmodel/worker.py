@@ -1,7 +1,8 @@
 """The worker process: `python -m worldmodel.worker --socket-fd N`. One model, one socket, one message at a time.
 
 Exit codes: 0 told to stop, or the server is gone; 1 a failure of ours; 3 the model can't be served (`WorkerFailed` was
-sent); 4 the device is lost. Tracebacks go to the log on standard error only.
+sent); 4 the device is lost; 5 page-locked memory can't be unlocked (`offload/host_registration.py`). Tracebacks go to
+the log on standard error only.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from offload.errors import OffloadError, RegistrationFailed, RollbackFailed
-from offload.host_registration import PAGE_BYTES, RegistrationLimits, page_ranges, register_pages
+from offload.host_registration import EXIT_STUCK, PAGE_BYTES, RegistrationLimits, page_ranges, register_pages
 from offload.host_weights import HostPiece
 from offload.mapped_memory import MappedMemory
 from tests.support.offload_cuda import FakeCudaRuntime
@@ -148,7 +148,9 @@ def test_closing_unlocks_what_it_can_and_closing_again_the_rest(memory: MappedMe
     assert registration.num_bytes == 0
 
 
-def test_a_driver_that_hangs_is_given_up_and_undone_when_it_answers(memory: MappedMemory) -> None:
+def test_a_driver_that_hangs_is_given_up_and_undone_when_it_answers(
+    memory: MappedMemory, caplog: pytest.LogCaptureFixture
+) -> None:
     runtime = FakeCudaRuntime()
     runtime.resume.clear()
 
@@ -158,13 +160,11 @@ def test_a_driver_that_hangs_is_given_up_and_undone_when_it_answers(memory: Mapp
     with pytest.raises(OffloadError, match="still in use"):
         memory.close()
 
-    runtime.resume.set()
-    for thread in threading.enumerate():
-        if thread.name == "page locking":
-            thread.join()
+    wait_for_the_driver(runtime)
     # It locked what it was at, no more, and undid it.
     assert [call[0] for call in runtime.calls] == ["register", "unregister"]
     assert runtime.locked == {}
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
     memory.close()
 
 
@@ -186,26 +186,56 @@ def test_an_error_in_the_thread_that_leaves_memory_locked_says_so(memory: Mapped
         register_pages(runtime, three_ranges(memory), NO_LIMITS)
 
 
-@pytest.mark.parametrize("is_blind", [False, True])
-def test_what_a_late_driver_does_not_unlock_stays_mapped(
-    memory: MappedMemory, is_blind: bool, caplog: pytest.LogCaptureFixture
+def wait_for_the_driver(runtime: FakeCudaRuntime) -> None:
+    """Let a driver that hangs answer, and the attempt that was given up end."""
+    runtime.resume.set()
+    for thread in threading.enumerate():
+        if thread.name == "page locking":
+            thread.join()
+
+
+@pytest.mark.parametrize("trouble", ["refuses to unlock", "and has locked nothing to its knowledge", "breaks"])
+def test_what_a_late_driver_does_not_unlock_stays_mapped_and_ends_the_process(
+    memory: MappedMemory, trouble: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where its late answer was no success, so that the rollback is the thread's."""
     runtime = FakeCudaRuntime()
     runtime.resume.clear()
     runtime.refuse_unregister = {0}
-    runtime.is_blind = is_blind
+    runtime.is_blind = "nothing" in trouble
+    if trouble == "breaks":
+        monkeypatch.setattr(runtime, "unregister", lambda address: 1 // 0)
+    told: list[RollbackFailed] = []
 
     with pytest.raises(RegistrationFailed, match="has not page-locked"):
-        register_pages(runtime, three_ranges(memory), RegistrationLimits(timeout_s=0.0))
-    runtime.resume.set()
-    for thread in threading.enumerate():
-        if thread.name == "page locking":
-            thread.join()
-            del thread
+        register_pages(runtime, three_ranges(memory), RegistrationLimits(timeout_s=0.0), on_stuck=told.append)
+    assert told == []
+    wait_for_the_driver(runtime)
     gc.collect()
 
     assert len(runtime.locked) == 1
-    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    [error] = told
+    assert "could not be unlocked: bytes 0 to 4096" in str(error)
     with pytest.raises(OffloadError, match="still in use"):
         memory.close()
+
+
+def test_who_says_nothing_else_has_the_process_ended_and_the_reason_logged(
+    memory: MappedMemory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    runtime = FakeCudaRuntime()
+    runtime.resume.clear()
+    runtime.refuse_unregister = {0}
+    codes: list[int] = []
+    monkeypatch.setattr("offload.host_registration.os._exit", codes.append)
+    monkeypatch.setattr("offload.host_registration.logging.shutdown", lambda: codes.append(0))
+
+    with pytest.raises(RegistrationFailed):
+        register_pages(runtime, three_ranges(memory), RegistrationLimits(timeout_s=0.0))
+    wait_for_the_driver(runtime)
+
+    assert codes == [0, EXIT_STUCK]
+    [record] = caplog.records
+    assert record.levelname == "CRITICAL"
+    assert "this process stops: page-locking took longer" in record.message
+    assert "could not be unlocked: bytes 0 to 4096" in record.message

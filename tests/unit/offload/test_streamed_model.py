@@ -14,7 +14,7 @@ from torch.distributed import ProcessGroup
 
 from offload.errors import OffloadError, PlanRefused, RollbackFailed
 from offload.host_plan import Binding, HostKind, HostPlan, Recipe, StoredTensor
-from offload.host_registration import RegistrationLimits
+from offload.host_registration import RegistrationLimits, end_process
 from offload.layout import FlatLayout, TensorSpec, flat_layout
 from offload.residency import LayerPart, ResidencyPlan, plan_residency
 from offload.sharded import RankGroups, Sharing
@@ -248,6 +248,25 @@ def test_a_rollback_that_fails_is_never_replaced_by_staging() -> None:
 
     with pytest.raises(RollbackFailed):
         stream_model(layers, residency, make_ordinary(layers, residency), wish, CPU, runtime)
+
+
+def test_a_late_driver_that_unlocks_nothing_ends_a_worker_that_stages_by_then() -> None:
+    layers, residency, runtime = Layers(), plan(0), FakeCudaRuntime()
+    runtime.resume.clear()
+    runtime.refuse_unregister = {0}
+    told: list[RollbackFailed] = []
+    limits = RegistrationLimits(timeout_s=0.0)
+    wish = TransferWish(transfer=Transfer.REGISTERED, limits=limits, falls_back=True, on_stuck=told.append)
+    assert wish.on_stuck is not end_process is TransferWish(transfer=Transfer.REGISTERED).on_stuck
+
+    model = stream_model(layers, residency, make_ordinary(layers, residency), wish, CPU, runtime)
+    assert model.transfer is Transfer.STAGED
+    runtime.resume.set()
+    for thread in threading.enumerate():
+        if thread.name == "page locking":
+            thread.join()
+
+    assert len(told) == len(runtime.locked) == 1
 
 
 def test_a_plan_and_a_way_to_travel_can_change() -> None:

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from server.worker_process import worker_environment
+from offload.host_registration import EXIT_STUCK
+from server.worker_process import describe_exit, worker_environment
 from tests.support.fake_model import bad_event, close_session, image, keys, open_session, start_fake, tick
 from worldmodel import worker
 from worldmodel.framing import Frame, FrameReader, Message, receive_frame, send_frame
@@ -274,3 +275,9 @@ def test_bytes_that_are_no_message_end_the_process() -> None:
     with ready() as running:
         running.sock.sendall(b"\xff" * 64)
         assert running.exit_code() == 1
+
+
+def test_the_server_says_what_an_exit_code_without_a_message_means() -> None:
+    assert describe_exit(worker.EXIT_DEVICE_LOST).endswith("exit code 4: its device is lost")
+    assert "page-locked memory can't be unlocked" in describe_exit(EXIT_STUCK)
+    assert describe_exit(worker.EXIT_ERROR).endswith("exit code 1")
