@@ -30,30 +30,64 @@ NETWORKED = frozenset(
 """File systems that other machines change, whose locks and mappings can't be relied on. FUSE counts as one."""
 
 
+PARTS = ("entries", "requests", "locks", "temporary")
+
+
 class CacheFolder:
-    """The parts of a cache, made on the first use. Raises `CacheRootRefused`."""
+    """The parts of a cache. To look is to write nothing: whoever is about to write calls `make` first.
+
+    Raises `CacheRootRefused` for a place that can't hold a cache, also where nothing is there yet.
+    """
 
     def __init__(self, root: Path, *, mounts: Path = MOUNTS) -> None:
-        try:
-            for folder in ("entries", "requests", "locks", "temporary"):
-                (root / folder).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise CacheRootRefused(f"{root}: cannot be made ({error.strerror})") from error
-        kind = file_system(root.resolve(), mounts)
+        kind = file_system(_nearest_folder(root).resolve(), mounts)
         if kind in IN_MEMORY:
             raise CacheRootRefused(f"{root}: is on {kind}, in memory; expected a disk of this machine")
         if kind in NETWORKED or kind.startswith("fuse"):
             raise CacheRootRefused(f"{root}: is on {kind}, shared between machines; expected a disk of this machine")
-        if len({os.stat(root / folder).st_dev for folder in ("entries", "requests", "temporary")}) > 1:
-            raise CacheRootRefused(f"{root}: its parts are on several file systems, so that nothing can be renamed")
         self.root = root
         self.entries = root / "entries"
         self.requests = root / "requests"
         self.temporary = root / "temporary"
+        self._check_parts()
+
+    @property
+    def is_there(self) -> bool:
+        """Tell whether anybody has made a cache here."""
+        return self.entries.is_dir()
+
+    def make(self) -> None:
+        """Make what is not there yet. Raises `CacheRootRefused`."""
+        try:
+            for part in PARTS:
+                (self.root / part).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CacheRootRefused(f"{self.root}: cannot be made ({error.strerror})") from error
+        self._check_parts()
+
+    def _check_parts(self) -> None:
+        parts = [part for part in (self.entries, self.requests, self.temporary) if part.is_dir()]
+        if len({os.stat(part).st_dev for part in parts}) > 1:
+            raise CacheRootRefused(
+                f"{self.root}: its parts are on several file systems, so that nothing can be renamed"
+            )
 
     def lock_file(self, name: str) -> Path:
         """Return the lock of a request's key or an entry's address."""
         return self.root / "locks" / f"{name}.lock"
+
+
+def _nearest_folder(root: Path) -> Path:
+    """Return the folder itself, or the one in which it would be made. Raises `CacheRootRefused`."""
+    if "\0" in str(root):
+        raise CacheRootRefused(f"{str(root)!r}: cannot be made (a zero byte is in its name)")
+    try:
+        nearest = next(folder for folder in (root.absolute(), *root.absolute().parents) if folder.exists())
+    except OSError as error:
+        raise CacheRootRefused(f"{root}: cannot be made ({error.strerror})") from error
+    if not nearest.is_dir():
+        raise CacheRootRefused(f"{root}: cannot be made ({nearest} is no folder)")
+    return nearest
 
 
 def file_system(path: Path, mounts: Path = MOUNTS) -> str:

@@ -84,6 +84,7 @@ class WeightCache:
         if found is not None:
             return found
         key = request.key
+        self._folder.make()
         with FileLock.take(self._folder.lock_file(key), is_shared=False, timeout_s=self._lock_timeout_s):
             self._on_step("locked")
             for stale in self._folder.temporary.glob(f"{key}.*"):

@@ -36,7 +36,9 @@ def open_folder(root: Path) -> CacheFolder:
     whole = root / f"mountinfo.{os.getpid()}"
     whole.write_text(MOUNTS, encoding="utf-8")
     whole.replace(mounts)
-    return CacheFolder(root, mounts=mounts)
+    folder = CacheFolder(root, mounts=mounts)
+    folder.make()
+    return folder
 
 
 def request(source: str = "checkpoint", **metadata: str) -> CacheRequest:

@@ -330,6 +330,7 @@ def test_memory_and_network_are_refused(tmp_path: Path, kind: str) -> None:
 
     with pytest.raises(CacheRootRefused, match=rf"is on {kind}, .*expected a disk of this machine"):
         CacheFolder(tmp_path / "cache", mounts=mounts)
+    assert not (tmp_path / "cache").exists()
 
 
 def test_a_link_to_memory_is_refused(tmp_path: Path) -> None:
@@ -350,6 +351,8 @@ def test_parts_on_several_file_systems_are_refused(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr("os.stat", elsewhere)
     with pytest.raises(CacheRootRefused, match="on several file systems, so that nothing can be renamed"):
+        CacheFolder(tmp_path / "cache", mounts=mount_table(tmp_path, ("/", "ext4"))).make()
+    with pytest.raises(CacheRootRefused, match="on several file systems"):
         CacheFolder(tmp_path / "cache", mounts=mount_table(tmp_path, ("/", "ext4")))
 
 
@@ -368,10 +371,29 @@ def test_a_file_system_that_nobody_knows_is_refused(tmp_path: Path) -> None:
         file_system(tmp_path, tmp_path / "missing")
 
 
-def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["file/cache", "a\0b", "x" * 300])
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(CacheRootRefused, match="cannot be made"):
-        CacheFolder(tmp_path / "file" / "cache")
+        CacheFolder(tmp_path / name, mounts=mount_table(tmp_path, ("/", "ext4")))
+
+
+def test_looking_at_a_folder_writes_nothing_and_the_first_use_makes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = CacheFolder(tmp_path / "new" / "cache", mounts=mount_table(tmp_path, ("/", "ext4")))
+    cache = WeightCache(folder, lock_timeout_s=1.0)
+    assert cache.find(request(), Validation.FAST) is None
+    assert (folder.is_there, (tmp_path / "new").exists()) == (False, False)
+    open_entry(cache).close()
+    assert folder.is_there
+
+    def refused(path: Path, **options: bool) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "mkdir", refused)
+    with pytest.raises(CacheRootRefused, match=r"cannot be made \(Permission denied\)"):
+        folder.make()
 
 
 # ------------------------------------------------------------ upkeep
