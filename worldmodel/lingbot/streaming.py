@@ -14,7 +14,7 @@ import torch
 
 from kvcache.spec import KVSpec
 from offload.cuda_runtime import LoadedCudaRuntime
-from offload.errors import OffloadError, PlanRefused
+from offload.errors import OffloadError
 from offload.host_plan import HostKind, HostPlan
 from offload.host_registration import RegistrationLimits
 from offload.residency import ResidencyPlan
@@ -29,10 +29,10 @@ from offload.streamed_model import (
 from worldmodel.adapter import ProgressFn
 from worldmodel.errors import LoadFailed
 from worldmodel.kernels.fused_layer import FusedFormat, FusedLayer
-from worldmodel.lingbot.layer_parts import CAMERA, FORWARD, TEXT, PartWeights
+from worldmodel.lingbot.layer_parts import CAMERA, FORWARD, TEXT, TIME_NETWORKS, PartWeights
 from worldmodel.lingbot.streamed_layers import StreamedLayers, stored_tensors
 from worldmodel.lingbot.streaming_cache import StreamRequest, open_cache
-from worldmodel.lingbot.streaming_plan import DeviceNumbers, StreamPlan, plan_stream
+from worldmodel.lingbot.streaming_plan import DeviceNumbers, StreamPlan, plan_stream, without_host
 from worldmodel.lingbot.transformer import LingBotTransformer
 from worldmodel.lingbot.weights import LoadedModel
 from worldmodel.messages import LoadStage, StartWorker
@@ -80,7 +80,7 @@ def stream_request(model: LoadedModel, config: StartWorker, progress: ProgressFn
         source=model.layer_source,
         settings=config.offload,
         numbers=DeviceNumbers(
-            loaded_bytes=torch.cuda.memory_allocated(device) if is_cuda else _loaded_bytes(model),
+            loaded_bytes=torch.cuda.memory_allocated(device) if is_cuda else _loaded_bytes(model, config),
             free_bytes=torch.cuda.mem_get_info(device)[0] if is_cuda else None,
             gpu_memory_fraction=config.gpu_memory_fraction if is_cuda else 1.0,
         ),
@@ -111,9 +111,16 @@ def set_time_networks_aside(transformer: LingBotTransformer) -> None:
         torch.cuda.empty_cache()
 
 
-def _loaded_bytes(model: LoadedModel) -> int:
-    parameters = [*model.transformer.parameters(), *model.vae.parameters()]
-    return sum(parameter.nbytes for parameter in parameters if not parameter.is_meta)
+def _loaded_bytes(model: LoadedModel, config: StartWorker) -> int:
+    """Count what `memory_allocated` sees of a device, where that is the host: all weights but those of the layers."""
+    parameters = [
+        parameter
+        for name, parameter in model.transformer.named_parameters()
+        if not (parameter.is_meta or name.startswith(TIME_NETWORKS))
+    ]
+    if config.offload.vae != "parked":
+        parameters += model.vae.parameters()
+    return sum(parameter.nbytes for parameter in parameters) + model.text_encoder.num_bytes
 
 
 def stream_transformer(
@@ -168,10 +175,8 @@ def _load_host(layers: StreamedLayers, plan: StreamPlan, request: StreamRequest)
     try:
         return _map_host(layers, plan, request)
     except OffloadError as error:
-        if not request.settings.falls_back:
-            raise PlanRefused(f"host weights {request.settings.host!r}", str(error)) from error
+        ordinary = without_host(error, request.settings)
         logger.warning("host weights are ordinary memory: %s", error)
-        ordinary = HostPlan(kind=HostKind.ORDINARY, bindings={}, reasons=(str(error),))
         return ordinary, make_ordinary(layers, plan.residency, request.progress)
 
 

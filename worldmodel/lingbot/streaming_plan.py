@@ -16,12 +16,13 @@ from pathlib import Path
 import torch
 
 from kvcache.spec import KVSpec
-from offload.errors import BudgetTooSmall, PlanRefused
+from offload.cache_folder import CacheFolder
+from offload.errors import BudgetTooSmall, CacheRootRefused, OffloadError, PlanRefused
 from offload.host_plan import HostKind, HostPlan, StoredTensor, plan_host_weights
 from offload.host_registration import PAGE_BYTES
 from offload.layout import FlatLayout
 from offload.legality import Combination, check_combination
-from offload.residency import LayerPart, ResidencyPlan, plan_residency
+from offload.residency import NUM_SLOTS, LayerPart, ResidencyPlan, plan_residency
 from offload.streamed_model import Transfer
 from worldmodel.checkpoint.inspection import CONTEXT_BYTES
 from worldmodel.errors import LoadFailed
@@ -82,6 +83,16 @@ def plan_stream(
     """
     residency = plan_layers(form.layouts, form.num_layers, settings, kv, numbers)
     check_settings(settings, plan, device)
+    host = _plan_host(form, stored, settings)
+    reason = _registration_problem(form.layouts, residency, host.kind, settings, device)
+    if reason is not None and not settings.falls_back:
+        raise PlanRefused(f"transfer {settings.transfer!r}", reason)
+    transfer = Transfer(settings.transfer) if reason is None else Transfer.STAGED
+    return StreamPlan(residency=residency, host=host, transfer=transfer, transfer_reason=reason)
+
+
+def _plan_host(form: LayerForm, stored: Mapping[str, Sequence[StoredTensor]], settings: OffloadSettings) -> HostPlan:
+    """Decide what memory the layers are in; of a cache only its place is looked at. Raises `PlanRefused`."""
     host = plan_host_weights(
         HostKind(settings.host),
         form.all_recipes(),
@@ -89,11 +100,24 @@ def plan_stream(
         cache_folder=Path(settings.cache_folder) if settings.cache_folder else None,
         falls_back=settings.falls_back,
     )
-    reason = _registration_problem(form.layouts, residency, host.kind, settings, device)
-    if reason is not None and not settings.falls_back:
-        raise PlanRefused(f"transfer {settings.transfer!r}", reason)
-    transfer = Transfer(settings.transfer) if reason is None else Transfer.STAGED
-    return StreamPlan(residency=residency, host=host, transfer=transfer, transfer_reason=reason)
+    if host.kind is HostKind.RUNTIME_CACHE:
+        try:
+            CacheFolder(Path(settings.cache_folder))
+        except CacheRootRefused as error:
+            return without_host(error, settings)
+    return host
+
+
+def without_host(error: OffloadError, settings: OffloadSettings) -> HostPlan:
+    """Return the plan that takes the place of host memory that can't be had. Raises `PlanRefused` if none may."""
+    if not settings.falls_back:
+        raise PlanRefused(f"host weights {settings.host!r}", str(error)) from error
+    return HostPlan(kind=HostKind.ORDINARY, bindings={}, reasons=(str(error),))
+
+
+def buffers_bytes(layouts: Mapping[str, FlatLayout], num_layers: int) -> int:
+    """Return the least that streamed layers take of the device: the buffers of all parts."""
+    return min(NUM_SLOTS, num_layers) * sum(layout.num_bytes for layout in layouts.values())
 
 
 def locked_bytes(layouts: Mapping[str, FlatLayout], residency: ResidencyPlan, host: HostKind) -> int:
@@ -192,14 +216,9 @@ def weights_budget(settings: OffloadSettings, kv: KVSpec, numbers: DeviceNumbers
         left = numbers.free_bytes - reserved_bytes
         limits.append((left, f"{_gib(numbers.free_bytes)} are free, less {reserved}"))
     if settings.device_bytes is not None:
-        taken_bytes = numbers.loaded_bytes + CONTEXT_BYTES
-        left = settings.device_bytes - taken_bytes - reserved_bytes
-        limits.append(
-            (
-                left,
-                f"device_bytes is {_gib(settings.device_bytes)}, less {_gib(taken_bytes)} of other weights, {reserved}",
-            )
-        )
+        left = settings.device_bytes - CONTEXT_BYTES - numbers.loaded_bytes - reserved_bytes
+        taken = f"{_gib(CONTEXT_BYTES)} of CUDA context, {_gib(numbers.loaded_bytes)} of other weights"
+        limits.append((left, f"device_bytes is {_gib(settings.device_bytes)}, less {taken}, {reserved}"))
     return min(limits) if limits else (None, "")
 
 

@@ -180,7 +180,8 @@ def test_what_cannot_be_had_is_refused_before_a_layer_is_loaded(
 def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder for the cache, on what passes for a disk."""
     open_folder(tmp_path / "cache")
-    monkeypatch.setattr("worldmodel.lingbot.streaming_cache.CacheFolder", open_folder)
+    for user in ("streaming_cache", "streaming_plan"):
+        monkeypatch.setattr(f"worldmodel.lingbot.{user}.CacheFolder", open_folder)
     return tmp_path / "cache"
 
 

@@ -14,6 +14,7 @@ from offload.host_registration import PAGE_BYTES
 from offload.residency import plan_residency
 from offload.streamed_model import Transfer
 from tests.support.lingbot_streaming import HEIGHT, NUM_LAYERS, WIDTH, config
+from tests.support.weight_cache import open_folder
 from worldmodel.lingbot.streamed_layers import LayerForm
 from worldmodel.lingbot.streaming_plan import DeviceNumbers, StreamPlan, locked_bytes, plan_layers, plan_stream
 from worldmodel.lingbot.transformer import kv_geometry
@@ -45,8 +46,9 @@ def least_locked_bytes(host: HostKind) -> int:
     ("host", "least"), [(HostKind.ORDINARY, ""), (HostKind.RUNTIME_CACHE, " at least")], ids=["ordinary", "cache"]
 )
 def test_a_bound_of_locked_memory_that_is_too_small_is_found_before_loading(
-    host: HostKind, least: str, tmp_path: Path
+    host: HostKind, least: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("worldmodel.lingbot.streaming_plan.CacheFolder", open_folder)
     needed = least_locked_bytes(host)
     settings = {"host": host.value, "cache_folder": str(tmp_path) if host is HostKind.RUNTIME_CACHE else ""}
 
@@ -58,6 +60,22 @@ def test_a_bound_of_locked_memory_that_is_too_small_is_found_before_loading(
     assert (enough.transfer, enough.transfer_reason) == (Transfer.REGISTERED, None)
     assert replaced.transfer is Transfer.STAGED
     assert f"staged; registered_bytes is {needed - 1}" in replaced.describe()
+
+
+def test_a_cache_that_cannot_be_where_it_is_wished_is_found_before_loading(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("offload.cache_folder.file_system", lambda path, mounts: "tmpfs")
+    wish = {"host": "runtime_cache", "cache_folder": str(tmp_path / "cache")}
+
+    with pytest.raises(PlanRefused, match=r"host weights 'runtime_cache' can't be used: .*cache: is on tmpfs"):
+        plan(**wish)
+    replaced = plan(**wish, on_unavailable="ordinary")
+
+    assert replaced.host.kind is HostKind.ORDINARY
+    assert "from ordinary memory; " in replaced.describe()
+    assert "is on tmpfs" in replaced.describe()
+    assert not (tmp_path / "cache").exists()
 
 
 def test_what_page_locking_takes_is_of_streamed_layers_in_whole_pages() -> None:
