@@ -16,7 +16,7 @@ from pathlib import Path
 
 from offload.errors import CacheDamaged
 from offload.layout import TensorSpec
-from offload.tensor_file import WORDS, FileDigest, file_sha256, read_header
+from offload.tensor_file import WORDS, FileDigest, file_sha256, read_header, stored_tensors
 
 FORMAT = "worldserve-weights-1"
 """Raised when files or keys change their meaning: entries of other formats are never found."""
@@ -110,6 +110,25 @@ def check_entry(folder: Path, validation: Validation) -> Manifest:
     for problem in _problems(folder, manifest, validation):
         raise CacheDamaged(folder.name, problem)
     return manifest
+
+
+def find_mismatch(request: CacheRequest, folder: Path, manifest: Manifest) -> str | None:
+    """Say what of an entry that was checked is not what a request is for, None if all is.
+
+    Whatever led to the entry may be another request's. Where the tensors come from is no part of an entry.
+    """
+    for name in sorted({*manifest.metadata, *request.metadata}):
+        has, wanted = manifest.metadata.get(name), request.metadata.get(name)
+        if has != wanted:
+            return f"{name} is {has!r}, asked for was {wanted!r}"
+    if manifest.files.keys() != request.files.keys():
+        return f"its files are {', '.join(sorted(manifest.files))}, asked for were {', '.join(sorted(request.files))}"
+    for name, specs in request.files.items():
+        stored = stored_tensors(folder / name, read_header(folder / name))
+        found = [TensorSpec(name=key, dtype=each.dtype, shape=each.shape) for key, each in stored.items() if each.dtype]
+        if found != list(specs):
+            return f"{name} has other tensors than were asked for"
+    return None
 
 
 def _problems(folder: Path, manifest: Manifest, validation: Validation) -> Iterator[str]:

@@ -57,8 +57,8 @@ class CacheRootRefused(CacheError):
 class CacheBusy(CacheError):
     """Report that a lock was not had in time."""
 
-    def __init__(self, lock: str, *, waited_s: float) -> None:
-        super().__init__(f"{lock} is held by another process for more than {waited_s:g} s")
+    def __init__(self, lock: str, *, holder: str, waited_s: float) -> None:
+        super().__init__(f"{lock} is {holder} for more than {waited_s:g} s")
         self.waited_s = waited_s
 
 

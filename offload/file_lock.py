@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
+import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +17,21 @@ from pathlib import Path
 from offload.errors import CacheBusy, CacheError
 
 POLL_S = 0.05
+_FLOCK = "hhlli4x"
+"""`struct flock` of Linux: kind, whence, start, length, process."""
+
+TELL_S = 30.0
+"""How often a wait is told of."""
+
+OnWait = Callable[[str], None]
+"""Called at the begin of a wait for a lock and every `TELL_S`, with whom it is for and how much time is left."""
+
+logger = logging.getLogger(__name__)
+
+
+def log_wait(text: str) -> None:
+    """Tell the log of a wait."""
+    logger.info("%s", text)
 
 
 class FileLock:
@@ -31,6 +48,7 @@ class FileLock:
         *,
         is_shared: bool,
         timeout_s: float,
+        on_wait: OnWait = log_wait,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> FileLock:
@@ -40,18 +58,24 @@ class FileLock:
         except OSError as error:
             raise CacheError(f"{file}: cannot be opened ({error.strerror})") from error
         kind = fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX
-        ends_s = clock() + timeout_s
+        now_s = told_s = clock()
+        ends_s = now_s + timeout_s
         while True:
             try:
                 fcntl.lockf(descriptor, kind | fcntl.LOCK_NB)
             except OSError as error:
                 is_held = error.errno in (errno.EAGAIN, errno.EACCES)
-                if is_held and clock() < ends_s:
+                now_s = clock()
+                if is_held and now_s < ends_s:
+                    if now_s >= told_s:
+                        on_wait(f"waiting for {file.name}, {_holder(descriptor)}; {ends_s - now_s:.0f} s are left")
+                        told_s = now_s + TELL_S
                     sleep(POLL_S)
                     continue
+                holder = _holder(descriptor)
                 os.close(descriptor)
                 if is_held:
-                    raise CacheBusy(file.name, waited_s=timeout_s) from None
+                    raise CacheBusy(file.name, holder=holder, waited_s=timeout_s) from None
                 raise CacheError(f"{file}: cannot be locked ({error.strerror})") from error
             return cls(file, descriptor)
 
@@ -66,3 +90,16 @@ class FileLock:
 
     def __exit__(self, *_: object) -> None:
         self.release()
+
+
+def _holder(descriptor: int) -> str:
+    """Say who keeps others from an exclusive lock on a file."""
+    asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    try:
+        kind, *_, pid = struct.unpack(_FLOCK, fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))
+    except OSError:
+        pid = 0
+    # A process of another container has no number here.
+    if pid <= 0 or kind == fcntl.F_UNLCK:
+        return "held by another process"
+    return f"held by process {pid}"

@@ -7,22 +7,24 @@ is there as a whole or not at all, whoever is killed when.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
 
 from offload.cache_folder import CacheFolder, read_address, remove_folder, sync_folder, write_synced
-from offload.cache_manifest import MANIFEST, CacheRequest, Manifest, Validation, check_entry
+from offload.cache_manifest import MANIFEST, CacheRequest, Manifest, Validation, check_entry, find_mismatch
 from offload.errors import CacheDamaged, CacheError
-from offload.file_lock import FileLock
+from offload.file_lock import FileLock, OnWait, log_wait
 from offload.host_plan import StoredTensor
 from offload.tensor_file import FileDigest, read_header, stored_tensors, write_tensor_file
 
@@ -55,57 +57,72 @@ class CacheEntry:
 class WeightCache:
     """A cache in a folder of this host. Several processes may use it at the same time, one thread in each.
 
-    `on_step` is told what is about to be done; tests end the process there.
+    `lock_timeout_s` bounds all that one call waits for others; `on_wait` is told whom it waits for. `on_step` is told
+    what is about to be done; tests end the process there.
     """
 
     def __init__(
-        self, folder: CacheFolder, *, lock_timeout_s: float, on_step: Callable[[str], None] = lambda step: None
+        self,
+        folder: CacheFolder,
+        *,
+        lock_timeout_s: float,
+        on_wait: OnWait = log_wait,
+        on_step: Callable[[str], None] = lambda step: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._folder = folder
         self._lock_timeout_s = lock_timeout_s
+        self._on_wait = on_wait
         self._on_step = on_step
+        self._clock = clock
 
     def find(self, request: CacheRequest, validation: Validation) -> CacheEntry | None:
-        """Return the entry of a request, None if there is none. Raises `CacheDamaged` for one that fails its check."""
-        return self._find(request, validation, was_built=False)
+        """Return the entry of a request, None if there is none.
+
+        Raises `CacheDamaged` for one that fails its check, `CacheBusy`, `CacheError` for what can't be read.
+        """
+        with self._naming("read"):
+            return self._find(request, validation, self._ends_s())
 
     def open_or_build(self, request: CacheRequest, make: MakeFile, validation: Validation) -> CacheEntry:
         """Return the entry of a request, made by `make` where there is none that passes.
 
         Raises:
-            CacheBusy: if another process builds for longer than the lock's time-out.
-            CacheError: if the entry can't be written.
+            CacheBusy: if others build or evict for longer than the lock's time-out.
+            CacheError: if the entry can't be read or written.
         """
-        try:
-            found = self.find(request, validation)
-        except CacheDamaged as error:
-            logger.warning("weight cache: %s; it is built again", error)
-            found = None
+        ends_s = self._ends_s()
+        with self._naming("read"):
+            try:
+                found = self._find(request, validation, ends_s)
+            except CacheDamaged as error:
+                logger.warning("weight cache: %s; it is built again", error)
+                found = None
         if found is not None:
             return found
-        key = request.key
-        self._folder.make()
-        with FileLock.take(self._folder.lock_file(key), is_shared=False, timeout_s=self._lock_timeout_s):
-            self._on_step("locked")
-            for stale in self._folder.temporary.glob(f"{key}.*"):
-                remove_folder(stale)
-            try:
-                found = self.find(request, validation)
-            except CacheDamaged as error:
-                self._set_aside(key, error.entry)
-                found = None
-            if found is None:
-                self._publish(request, make)
-                found = self._find(request, Validation.FAST, was_built=True)
-        if found is None:
-            raise CacheError(f"the entry of request {key} is gone right after it was published")
-        return found
+        with self._naming("written"):
+            self._folder.make()
+            with self._lock(request.key, ends_s, is_shared=False):
+                return self._build(request, make, validation, ends_s)
 
-    def _find(self, request: CacheRequest, validation: Validation, *, was_built: bool) -> CacheEntry | None:
+    def _build(self, request: CacheRequest, make: MakeFile, validation: Validation, ends_s: float) -> CacheEntry:
+        """Look again, and build where nobody has meanwhile. The request's lock is held."""
+        key = request.key
+        self._on_step("locked")
+        for stale in self._folder.temporary.glob(f"{key}.*"):
+            remove_folder(stale)
+        try:
+            found = self._find(request, validation, ends_s)
+        except CacheDamaged as error:
+            self._set_aside(key, error.entry)
+            found = None
+        return self._publish(request, make, ends_s) if found is None else found
+
+    def _find(self, request: CacheRequest, validation: Validation, ends_s: float) -> CacheEntry | None:
         address = read_address(self._folder.requests / f"{request.key}.json")
         if address is None or not (self._folder.entries / address).is_dir():
             return None
-        lock = FileLock.take(self._folder.lock_file(address), is_shared=True, timeout_s=self._lock_timeout_s)
+        lock = self._lock(address, ends_s, is_shared=True)
         try:
             folder = self._folder.entries / address
             # Eviction may have come first.
@@ -113,11 +130,16 @@ class WeightCache:
                 lock.release()
                 return None
             manifest = check_entry(folder, validation)
+            problem = find_mismatch(request, folder, manifest)
+            if problem is not None:
+                logger.warning("weight cache: %s is not what request %s is for: %s", address, request.key, problem)
+                lock.release()
+                return None
             os.utime(lock.file)
         except BaseException:
             lock.release()
             raise
-        return CacheEntry(folder=folder, manifest=manifest, was_built=was_built, lock=lock)
+        return CacheEntry(folder=folder, manifest=manifest, was_built=False, lock=lock)
 
     def _set_aside(self, key: str, address: str) -> None:
         """Take a damaged entry out of the way; who has its files mapped keeps them."""
@@ -127,19 +149,47 @@ class WeightCache:
         sync_folder(self._folder.entries)
         remove_folder(aside)
 
+    def _ends_s(self) -> float:
+        return self._clock() + self._lock_timeout_s
+
+    def _lock(self, name: str, ends_s: float, *, is_shared: bool) -> FileLock:
+        left_s = max(0.0, ends_s - self._clock())
+        file = self._folder.lock_file(name)
+        return FileLock.take(file, is_shared=is_shared, timeout_s=left_s, on_wait=self._on_wait)
+
+    @contextmanager
+    def _naming(self, what: str) -> Iterator[None]:
+        """Turn errors of the system into `CacheError`, which says what could not be done with the entry."""
+        try:
+            yield
+        except OSError as error:
+            text = f"{self._folder.root}: the entry can't be {what} ({error.strerror or error})"
+            raise CacheError(text) from error
+
     # ------------------------------------------------------------ publication
 
-    def _publish(self, request: CacheRequest, make: MakeFile) -> None:
+    def _publish(self, request: CacheRequest, make: MakeFile, ends_s: float) -> CacheEntry:
+        """Build an entry and use it. It is locked before it is there, so that nobody evicts it in between."""
         self._check_room(request)
         temporary = Path(tempfile.mkdtemp(prefix=f"{request.key}.", dir=self._folder.temporary))
         try:
+            began_s = self._clock()
             address = self._write_entry(request, make, temporary)
-            self._rename(request.key, temporary, address)
-            self._point(request.key, address)
-        except OSError as error:
-            raise CacheError(f"{self._folder.root}: the entry can't be written ({error.strerror or error})") from error
+            # Building is no waiting.
+            ends_s += self._clock() - began_s
+            lock = self._lock(address, ends_s, is_shared=True)
+            try:
+                self._rename(request.key, temporary, address)
+                self._point(request.key, address)
+                folder = self._folder.entries / address
+                manifest = check_entry(folder, Validation.FAST)
+                os.utime(lock.file)
+            except BaseException:
+                lock.release()
+                raise
         finally:
             remove_folder(temporary)
+        return CacheEntry(folder=folder, manifest=manifest, was_built=True, lock=lock)
 
     def _check_room(self, request: CacheRequest) -> None:
         free_bytes = shutil.disk_usage(self._folder.root).free
@@ -168,7 +218,13 @@ class WeightCache:
             check_entry(entry, Validation.FULL)
         except CacheDamaged:
             self._set_aside(key, address)
-            temporary.rename(entry)
+            try:
+                temporary.rename(entry)
+            except OSError as error:
+                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                    raise
+                # Another request led to the same content, and its entry came between the check and this.
+                check_entry(entry, Validation.FULL)
         self._on_step("entry renamed")
         sync_folder(self._folder.entries)
         self._on_step("entries synced")

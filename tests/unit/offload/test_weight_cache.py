@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,10 +18,10 @@ import torch
 from safetensors.torch import load_file
 
 from offload.cache_folder import CacheFolder, file_system
-from offload.cache_manifest import MANIFEST, Validation, check_entry
+from offload.cache_manifest import MANIFEST, Manifest, Validation, check_entry
 from offload.cache_upkeep import list_entries, prune, verify_entry
 from offload.errors import CacheBusy, CacheDamaged, CacheError, CacheRootRefused
-from offload.file_lock import FileLock
+from offload.file_lock import FileLock, OnWait
 from offload.weight_cache import WeightCache
 from tests.support.weight_cache import FILES, is_locked_for_others, make, open_entry, open_folder, request
 
@@ -158,9 +159,9 @@ def test_an_entry_that_is_evicted_before_it_is_locked_is_a_miss(
     entry.close()
     take = FileLock.take
 
-    def evicted(file: Path, *, is_shared: bool, timeout_s: float) -> FileLock:
+    def evicted(file: Path, *, is_shared: bool, timeout_s: float, on_wait: OnWait) -> FileLock:
         shutil.rmtree(folder.entries / file.stem)
-        return take(file, is_shared=is_shared, timeout_s=timeout_s)
+        return take(file, is_shared=is_shared, timeout_s=timeout_s, on_wait=on_wait)
 
     with monkeypatch.context() as patch:
         patch.setattr(FileLock, "take", evicted)
@@ -266,6 +267,115 @@ def test_all_is_on_the_disk_before_it_gets_its_name(folder: CacheFolder, monkeyp
         *("fsync entries", "entry renamed", "fsync entries", "entries synced"),
         *("fsync pointer", "pointer written", "pointer renamed", "fsync requests", "requests synced"),
     ]
+
+
+def test_an_entry_is_in_use_from_the_moment_it_is_there(folder: CacheFolder) -> None:
+    """Others that make room would evict it before it is used."""
+    seen: list[bool] = []
+
+    def on_step(step: str) -> None:
+        for entry in folder.entries.iterdir():
+            seen.append(is_locked_for_others(folder.lock_file(entry.name)))
+
+    open_entry(WeightCache(folder, lock_timeout_s=1.0, on_step=on_step))
+
+    assert seen == [True] * 5
+
+
+def test_a_publication_that_fails_late_keeps_no_lock(folder: CacheFolder) -> None:
+    def on_step(step: str) -> None:
+        if step == "entry renamed":
+            raise OSError(5, "Input/output error")
+
+    with pytest.raises(CacheError, match=r"the entry can't be written \(Input/output error\)"):
+        open_entry(WeightCache(folder, lock_timeout_s=1.0, on_step=on_step))
+    [entry] = folder.entries.iterdir()
+    assert not is_locked_for_others(folder.lock_file(entry.name))
+
+
+def test_an_entry_of_the_same_content_that_comes_in_between_is_taken(
+    cache: WeightCache, folder: CacheFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real_check, others = check_entry, []
+
+    def check(entry: Path, validation: Validation) -> Manifest:
+        if others or validation is not Validation.FULL:
+            return real_check(entry, validation)
+        others.append(entry)
+        set_aside = cache._set_aside
+        monkeypatch.setattr(cache, "_set_aside", lambda key, address: (set_aside(key, address), other_publishes()))
+        return real_check(entry, validation)
+
+    def other_publishes() -> None:
+        WeightCache(folder, lock_timeout_s=1.0).open_or_build(request("other"), make, Validation.FAST)
+
+    monkeypatch.setattr("offload.weight_cache.check_entry", check)
+    mine = cache.open_or_build(request(), make, Validation.FAST)
+
+    assert mine.was_built
+    assert list(folder.entries.iterdir()) == [mine.folder] == others
+    real_check(mine.folder, Validation.FULL)
+
+
+@pytest.mark.parametrize("name", ["tempfile.mkdtemp", "shutil.disk_usage", "os.utime", "sync_folder"])
+def test_whatever_the_system_refuses_is_an_error_of_the_cache(
+    cache: WeightCache, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"offload.weight_cache.{name}", refuse)
+        with pytest.raises(CacheError, match=r"cache: the entry can't be written \(Read-only file system\)"):
+            open_entry(cache)
+    open_entry(cache).close()
+    monkeypatch.setattr("offload.weight_cache.os.utime", refuse)
+    with pytest.raises(CacheError, match=r"cache: the entry can't be read \(Read-only file system\)"):
+        open_entry(cache)
+
+
+WRONG_ENTRIES = {
+    "metadata": (request(precision="fp8"), r"precision is 'fp8_kv', asked for was 'fp8'"),
+    "no such metadata": (request(), r"precision is 'fp8_kv', asked for was None"),
+    "files": (
+        replace(request(precision="fp8_kv"), files={FILES[0]: request().files[FILES[0]]}),
+        r"its files are layer-00000\.safetensors, layer-00001\.safetensors, asked for were layer-00000",
+    ),
+    "tensors": (
+        replace(
+            request(precision="fp8_kv"), files={**request().files, FILES[1]: tuple(reversed(request().files[FILES[1]]))}
+        ),
+        r"layer-00001\.safetensors has other tensors than were asked for",
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_ENTRIES)
+def test_an_entry_that_is_not_what_the_request_is_for_is_a_miss(
+    cache: WeightCache, folder: CacheFolder, wrong: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The entry is whole: what led to it is another request's."""
+    asked, problem = WRONG_ENTRIES[wrong]
+    theirs = cache.open_or_build(request(precision="fp8_kv"), lambda file: make(file, 2), Validation.FULL)
+    theirs.close()
+    shutil.copy(folder.requests / f"{request(precision='fp8_kv').key}.json", folder.requests / f"{asked.key}.json")
+
+    assert cache.find(asked, Validation.FULL) is None
+    assert re.search(problem, caplog.text)
+    assert not is_locked_for_others(theirs.lock.file)
+
+    def made(file: str) -> list[torch.Tensor]:
+        tensors = list(make(file, 1))
+        return tensors[::-1] if wrong == "tensors" and file == FILES[1] else tensors
+
+    mine = cache.open_or_build(asked, made, Validation.FULL)
+    assert mine.was_built
+    assert mine.folder != theirs.folder
+    check_entry(theirs.folder, Validation.FULL)
+    mine.close()
+    again = cache.find(asked, Validation.FULL)
+    assert again is not None
+    assert again.folder == mine.folder
 
 
 def test_what_was_written_is_renamed_not_copied(folder: CacheFolder) -> None:
@@ -565,15 +675,15 @@ def test_a_damaged_manifest_is_listed_with_its_problem(cache: WeightCache, folde
 
 
 @contextmanager
-def held_by_another(file: Path) -> Iterator[None]:
-    """Have a process of its own hold a lock."""
+def held_by_another(file: Path) -> Iterator[int]:
+    """Have a process of its own hold a lock; gives its number."""
     program = "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.lockf(f, fcntl.LOCK_EX); print(); sys.stdin.read()"
     with subprocess.Popen(
         [sys.executable, "-c", program, str(file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as holder:
         assert holder.stdout is not None
         holder.stdout.readline()
-        yield
+        yield holder.pid
         holder.communicate()
 
 
@@ -583,33 +693,59 @@ def test_a_lock_that_is_free_is_had_at_once_and_can_be_had_again(tmp_path: Path)
             lock.release()
 
 
-def test_the_wait_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_wait_is_bounded_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
-    times = iter([0.0, 0.4, 0.8, 1.2])
+    told: list[str] = []
+    times = iter([0.0, 0.4, 30.3, 30.4, 60.0])
 
     def held(descriptor: int, kind: int) -> None:
         raise BlockingIOError(11, "held")
 
     monkeypatch.setattr("offload.file_lock.fcntl.lockf", held)
     num_open = len(os.listdir("/proc/self/fd"))
-    with pytest.raises(CacheBusy, match=r"lock is held by another process for more than 1 s"):
-        FileLock.take(tmp_path / "lock", is_shared=False, timeout_s=1.0, clock=lambda: next(times), sleep=waits.append)
-    assert len(waits) == 2
+    with pytest.raises(CacheBusy, match=r"lock is held by another process for more than 60 s"):
+        FileLock.take(
+            tmp_path / "lock",
+            is_shared=False,
+            timeout_s=60.0,
+            on_wait=told.append,
+            clock=lambda: next(times),
+            sleep=waits.append,
+        )
+    assert len(waits) == 3
+    assert told == [f"waiting for lock, held by another process; {left} s are left" for left in (60, 30)]
     assert len(os.listdir("/proc/self/fd")) == num_open
 
 
 def test_nobody_waits_for_another_builder_longer_than_is_said(cache: WeightCache, folder: CacheFolder) -> None:
-    quick = WeightCache(folder, lock_timeout_s=0.01)
+    told: list[str] = []
+    quick = WeightCache(folder, lock_timeout_s=0.01, on_wait=told.append)
     entry = open_entry(cache)
     entry.close()
-    with held_by_another(folder.lock_file(request("other").key)):
-        with pytest.raises(CacheBusy, match=r"is held by another process for more than 0\.01 s"):
+    with held_by_another(folder.lock_file(request("other").key)) as holder:
+        with pytest.raises(CacheBusy, match=rf"is held by process {holder} for more than 0\.0\d* s"):
             quick.open_or_build(request("other"), lambda file: pytest.fail("made"), Validation.FAST)
+        assert f"held by process {holder}; 0 s are left" in told[0]
         # What is there already needs no builder.
         open_entry(quick).close()
     # Neither for one who evicts.
-    with held_by_another(entry.lock.file), pytest.raises(CacheBusy, match=r"more than 0\.01 s"):
+    with held_by_another(entry.lock.file), pytest.raises(CacheBusy, match=r"more than 0\.0\d* s"):
         quick.find(request(), Validation.FAST)
+
+
+def test_all_waits_of_one_call_have_one_bound(folder: CacheFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """First for who builds the entry, then for who evicts it; the time of building in between doesn't count."""
+    bounds: list[float] = []
+    times = iter([100.0, 103.0, 104.0, 204.0, 209.0])
+    take = FileLock.take
+
+    def taken(file: Path, *, is_shared: bool, timeout_s: float, on_wait: OnWait) -> FileLock:
+        bounds.append(timeout_s)
+        return take(file, is_shared=is_shared, timeout_s=timeout_s, on_wait=on_wait)
+
+    monkeypatch.setattr(FileLock, "take", taken)
+    open_entry(WeightCache(folder, lock_timeout_s=10.0, clock=lambda: next(times))).close()
+    assert bounds == [7.0, 1.0]
 
 
 def test_a_lock_the_system_refuses_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
