@@ -97,6 +97,7 @@ def _causal(module: nn.Conv3d, dtype: torch.dtype, num_channels: int | None = No
     """A frame sees itself and the two before it, or just itself if the kernel is one frame long."""
     taps = module.kernel_size[0]
     channels = module.in_channels if num_channels is None else num_channels
+    assert module.bias is not None
     weight, bias = _folded(module.weight.detach().to(dtype), channels), module.bias.detach().to(dtype)
     padding = module.kernel_size[1] // 2
 

@@ -117,8 +117,8 @@ def _initialise(transformer: LingBotTransformer) -> None:
 def _silence(layer: Layer) -> None:
     """Let a layer add nothing to the residual stream until it has learnt to."""
     for linear in (layer.self_attn.o, layer.cross_attn.o, layer.ffn[2], layer.cam_scale_layer, layer.cam_shift_layer):
-        nn.init.zeros_(linear.weight)
-        nn.init.zeros_(linear.bias)
+        for parameter in linear.parameters():
+            nn.init.zeros_(parameter)
 
 
 class PromptTable:

@@ -48,10 +48,11 @@ class PoseHeads(nn.Module):
 
     def __init__(self, width: int, num_heads: int) -> None:
         super().__init__()
-        self.readers = nn.ModuleList(nn.Linear(width, NUM_FEATURES) for _ in range(num_heads))
-        for reader in self.readers:
+        readers = [nn.Linear(width, NUM_FEATURES) for _ in range(num_heads)]
+        for reader in readers:
             nn.init.zeros_(reader.weight)
             nn.init.zeros_(reader.bias)
+        self.readers = nn.ModuleList(readers)
 
     def errors(self, index: int, h: Tensor, poses: Tensor) -> Tensor:
         """Return the mean squared error of the poses read from tokens [..., tokens of a frame, D], [...]."""

@@ -194,4 +194,4 @@ def sample_headings(rng: np.random.Generator, num_walks: int) -> Float64:
     As keys turn by whole steps, all headings of such a walk are whole steps, and one that is a little off is known to
     be wrong.
     """
-    return rng.integers(0, round(2 * np.pi / YAW_STEP_RAD), num_walks) * YAW_STEP_RAD
+    return rng.integers(0, round(2 * np.pi / YAW_STEP_RAD), num_walks).astype(np.float64) * YAW_STEP_RAD

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import time
 from pathlib import Path
@@ -116,7 +117,8 @@ class Clock:
     def start(self) -> None:
         """Begin to count; waits for the device."""
         self._started = time.time()
-        self.total_s = self._agreed(max(1.0, self._until - self._started) if self._seconds is None else self._seconds)
+        until_s = math.inf if self._until is None else max(1.0, self._until - self._started)
+        self.total_s = self._agreed(until_s if self._seconds is None else self._seconds)
 
     def read(self) -> None:
         """Find out what time it is; waits for the device."""

@@ -269,25 +269,30 @@ class Trainer:
 
 
 @torch.no_grad()
-def evaluate(vae: AutoencoderKLWan, pool: ClipPool, num_clips: int) -> dict[str, object]:
-    """Encode and decode held-out long clips in float32; PSNR in dB over [-1, 1], overall and by media frame."""
-    errors, latents, shown = [], [], None
+def evaluate(vae: AutoencoderKLWan, pool: ClipPool, num_clips: int) -> tuple[dict[str, object], Image.Image]:
+    """Encode and decode held-out long clips in float32; PSNR in dB over [-1, 1], overall and by media frame.
+
+    The picture shows the first clip, truth above decoded.
+    """
+    sheets: list[Image.Image] = []
+    errors, latents = [], []
     for _ in range(num_clips):
         clips = pool.draw(1)
         mean = encode(vae, clips)[:, : vae.config.z_dim]
         decoded = decode(vae, mean).clamp(-1, 1)
         errors.append((decoded - clips).square().mean(dim=(0, 1, 3, 4)))
         latents.append(mean.float())
-        shown = (clips, decoded) if shown is None else shown
+        if not sheets:
+            sheets.append(contact_sheet(clips, decoded))
     stacked, error = torch.cat(latents), torch.stack(errors)
     psnr = 10 * torch.log10(4 / error)
-    return {
+    report: dict[str, object] = {
         "psnr_db": psnr.mean().item(),
         "psnr_db_by_frame": [round(value, 2) for value in psnr.mean(dim=0)[::8].tolist()],
         "latents_mean": stacked.mean(dim=(0, 2, 3, 4)).tolist(),
         "latents_std": stacked.std(dim=(0, 2, 3, 4)).tolist(),
-        "sheet": contact_sheet(*shown),
     }
+    return report, sheets[0]
 
 
 def contact_sheet(truth: Tensor, decoded: Tensor, columns: int = 10) -> Image.Image:
@@ -312,8 +317,8 @@ def export(
     with torch.no_grad():
         for name, average in zip(trainer.names, trainer.average, strict=True):
             parameters[name].copy_(average.bfloat16())
-    report = evaluate(vae, held_out, num_clips)
-    report.pop("sheet").save(folder / "vae.png")
+    report, sheet = evaluate(vae, held_out, num_clips)
+    sheet.save(folder / "vae.png")
     report |= latents or {}
     final = AutoencoderKLWan(**CONFIG, latents_mean=report["latents_mean"], latents_std=report["latents_std"])
     final.load_state_dict(vae.state_dict())
