@@ -23,6 +23,7 @@ from server.config_values import (
     is_variable,
     nearest,
     parse_text,
+    placed,
     require,
     text_form,
     variable_of,
@@ -319,7 +320,7 @@ class ModelSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """Everything a server process needs, read once before the loop starts."""
+    """Everything a server process needs, read once. Raises `ConfigError` for sections that contradict each other."""
 
     model: ModelSection
     server: ServerSection = ServerSection()
@@ -332,6 +333,16 @@ class ServerConfig:
     worker: WorkerSection = WorkerSection()
     kvcache: KVCacheSection = KVCacheSection()
     offload: OffloadSettings = field(default_factory=OffloadSettings)
+
+    def __post_init__(self) -> None:
+        try:
+            self.offload.check_model(self.model.name)
+        except ValueError as error:
+            raise ConfigError(str(error), key=str(error).partition(":")[0]) from error
+        wait_s, start_s = self.offload.cache_lock_timeout_s, self.worker.start_timeout_s
+        is_bounded = self.offload.host != "runtime_cache" or wait_s < start_s
+        bound = f"less than worker.start_timeout_s, {start_s:g}, after which the worker is stopped"
+        require(is_bounded, "offload.cache_lock_timeout_s", bound, wait_s)
 
     @property
     def checkpoint_path(self) -> Path:
@@ -379,9 +390,11 @@ def load_config(
     for section, table in tables.items():
         for name, value in table.items():
             check_numbers(value, f"{section}.{name}", str(path), origins)
-    return ServerConfig(
-        **{name: build_section(SECTIONS[name], name, table, str(path), origins) for name, table in tables.items()}
-    )
+    sections = {name: build_section(SECTIONS[name], name, table, str(path), origins) for name, table in tables.items()}
+    try:
+        return ServerConfig(**sections)
+    except ConfigError as error:
+        raise ConfigError(placed(str(error), error.key or "", str(path), origins), key=error.key) from error
 
 
 def _read_file(path: Path) -> dict[str, dict[str, Any]]:

@@ -63,10 +63,10 @@ def build_section(kind: type, name: str, table: dict[str, Any], file: str, origi
     except msgspec.ValidationError as error:
         raise ConfigError(f"{file}: section [{name}]: {str(error).replace('`$.', '`')}") from error
     except ConfigError as error:
-        raise ConfigError(_placed(str(error), error.key or "", file, origins)) from error
+        raise ConfigError(placed(str(error), error.key or "", file, origins)) from error
 
 
-def _placed(problem: str, key: str, file: str, origins: Mapping[str, str]) -> str:
+def placed(problem: str, key: str, file: str, origins: Mapping[str, str]) -> str:
     """Say where a wrong value came from; a flag and a variable name the key already."""
     if key in origins:
         return f"{origins[key]}: {problem.removeprefix(f'{key}: ')}"
@@ -86,7 +86,7 @@ def check_numbers(value: object, key: str, file: str, origins: Mapping[str, str]
         case float() | int() if not -MAX_NUMBER <= value <= MAX_NUMBER:
             shown = repr(value) if isinstance(value, float) else f"a number of {value.bit_length()} bits"
             expected = f"expected a finite number of at most {MAX_NUMBER}, got {shown}"
-            raise ConfigError(_placed(f"{key}: {expected}", key, file, origins), key=key)
+            raise ConfigError(placed(f"{key}: {expected}", key, file, origins), key=key)
         case list():
             for index, item in enumerate(value):
                 check_numbers(item, f"{key}[{index}]", file, origins)

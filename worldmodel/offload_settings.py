@@ -5,7 +5,7 @@ It is the same object in the configuration and in the first message to a worker.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 STREAMED_MODELS = ("lingbot_world_v2",)
 """Models whose layer loops ask for the weights they are about to use."""
@@ -20,20 +20,35 @@ CAMERA = ("per_chunk", "per_layer")
 DECODE = ("whole_chunk", "per_latent_frame")
 
 
+FOR_STREAMED = (
+    *("host", "transfer", "on_unavailable", "resident_bytes", "device_bytes", "registered_bytes"),
+    *("registration_timeout_s", "cache_folder", "cache_max_bytes", "cache_validation", "cache_lock_timeout_s"),
+)
+"""Settings that do nothing where weights are resident."""
+
+FOR_REGISTERED = ("registered_bytes", "registration_timeout_s")
+FOR_CACHE = ("cache_folder", "cache_max_bytes", "cache_validation", "cache_lock_timeout_s")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadSettings:
-    """Where weights are and how they travel; the last four settings and `device_bytes` count for any weights.
+    """Where weights are and how they travel. The last three settings count for any weights, the others for streamed.
 
     `host`: the memory of streamed weights. `transfer`: from page-locked memory at the speed of the link, or through
     small staging buffers. `on_unavailable`: what to do where one of the two can't be had: stop the start, or take
     ordinary memory and staging instead. `resident_bytes`: weights of layers that stay on the device, buffers included;
-    None for what sessions leave of it. `device_bytes` bounds everything the worker takes of its device, None by what is
-    free. `registered_bytes` bounds page-locked memory, `registration_timeout_s` the wait for the driver.
-    `cache_folder` belongs to `host = "runtime_cache"`; an entry is checked as `cache_validation` says and waited for
-    `cache_lock_timeout_s`; above `cache_max_bytes` the entries used longest ago are deleted. `vae`: "parked" keeps its
-    weights on the host between uses. `camera_modulation`: "per_layer" computes the camera's scales and shifts where
-    they are needed instead of keeping those of all layers for a chunk. `decode`: "per_latent_frame" decodes a chunk in
-    parts. Both take less memory and more time; the second may round otherwise.
+    None for what sessions leave of it. `device_bytes` bounds what the worker takes of its device, None by what is free:
+    weights, sessions, working memory and an estimate of the CUDA context. `registered_bytes` bounds the page-locked
+    memory of streamed layers, not that of a streamed text encoder, a parked VAE and staging;
+    `registration_timeout_s` bounds the wait for the driver that locks it. `cache_folder` and what follows belong to
+    `host = "runtime_cache"`: an entry is checked as `cache_validation` says, whoever builds or evicts it is waited for
+    `cache_lock_timeout_s`, and above `cache_max_bytes` the entries used longest ago are deleted. `vae`: "parked" keeps
+    its weights on the host between uses. `camera_modulation`: "per_layer" computes the camera's scales and shifts where
+    they are needed instead of keeping those of all layers for a chunk. `decode`: "per_latent_frame" decodes a chunk,
+    and encodes its condition, in parts. Each of the three takes less memory and more time; the last one may round
+    otherwise.
+
+    A setting that would have no effect is refused. Raises ValueError that begins with the setting's name.
     """
 
     weights: str = "resident"
@@ -47,7 +62,7 @@ class OffloadSettings:
     cache_folder: str = ""
     cache_max_bytes: int | None = None
     cache_validation: str = "fast"
-    cache_lock_timeout_s: float = 1800.0
+    cache_lock_timeout_s: float = 600.0
     vae: str = "resident"
     camera_modulation: str = "per_chunk"
     decode: str = "whole_chunk"
@@ -73,9 +88,41 @@ class OffloadSettings:
         for name in ("registration_timeout_s", "cache_lock_timeout_s"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"offload.{name}: expected seconds above 0, got {getattr(self, name)}")
-        if self.host == "runtime_cache" and not self.cache_folder.startswith("/"):
+        self._check_folder()
+        for names, needed, is_so in (
+            (FOR_STREAMED, "weights 'streamed'", self.streams),
+            (FOR_REGISTERED, "transfer 'registered'", self.transfer == "registered"),
+            (FOR_CACHE, "host 'runtime_cache'", self.host == "runtime_cache"),
+        ):
+            idle = [name for name in self._changed() if name in names and not is_so]
+            if idle:
+                raise ValueError(
+                    f"offload.{idle[0]}: has no effect without {needed}; expected that, or the default "
+                    f"{_DEFAULTS[idle[0]]!r}, got {getattr(self, idle[0])!r}"
+                )
+
+    def _check_folder(self) -> None:
+        is_path = self.cache_folder.startswith("/") and "\0" not in self.cache_folder
+        if self.host == "runtime_cache" and not is_path:
             raise ValueError(
                 f"offload.cache_folder: expected an absolute path with host 'runtime_cache', got {self.cache_folder!r}"
+            )
+
+    def _changed(self) -> list[str]:
+        return [name for name, default in _DEFAULTS.items() if getattr(self, name) != default]
+
+    def check_model(self, model: str) -> None:
+        """Refuse settings of another model than those that know them. Raises ValueError as the class does."""
+        if model in STREAMED_MODELS:
+            return
+        if self.streams:
+            raise ValueError(
+                f"offload.weights: expected 'resident' for {model}, only {', '.join(STREAMED_MODELS)} streams"
+            )
+        for name in self._changed():
+            raise ValueError(
+                f"offload.{name}: has no effect on {model}; expected the default {_DEFAULTS[name]!r}, got "
+                f"{getattr(self, name)!r}"
             )
 
     @property
@@ -85,3 +132,6 @@ class OffloadSettings:
     @property
     def falls_back(self) -> bool:
         return self.on_unavailable == "ordinary"
+
+
+_DEFAULTS = {each.name: each.default for each in fields(OffloadSettings)}

@@ -46,7 +46,6 @@ from worldmodel.messages import (
     TickCommitted,
 )
 from worldmodel.observations import describe_array
-from worldmodel.offload_settings import STREAMED_MODELS
 from worldmodel.residency import allocate_cache, memory_stats
 from worldmodel.start_image import Image, size_of
 
@@ -101,11 +100,10 @@ class Runtime:
             create_adapter = resolve(lookup(start.model).adapter)
         except RequestRefused as error:
             raise LoadFailed(error.message, code=error.code) from error
-        if start.offload.streams and start.model not in STREAMED_MODELS:
-            raise LoadFailed(
-                f"offload.weights: expected 'resident' for {start.model}, only {', '.join(STREAMED_MODELS)} streams",
-                field="offload",
-            )
+        try:
+            start.offload.check_model(start.model)
+        except ValueError as error:
+            raise LoadFailed(str(error), field="offload") from error
         adapter = cast("Adapter", create_adapter(start, progress))
         progress(LoadStage.KV_POOL, 0.0, "")
         cache = allocate_cache(adapter.kv_spec(), start, adapter.attention())
