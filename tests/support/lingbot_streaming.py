@@ -12,6 +12,7 @@ from kvcache.cache import KVCache
 from kvcache.spec import KVSpec
 from offload.streamed_model import StreamedModel
 from tests.support.lingbot_network import SESSION, transformer_config
+from worldmodel.checkpoint.loading import Progress
 from worldmodel.checkpoint.random_weights import RandomWeights
 from worldmodel.checkpoint.safetensors_header import read_safetensors_header
 from worldmodel.checkpoint.stored_component import StoredComponent
@@ -84,6 +85,8 @@ def streamed(
     is_fused: bool,
     numbers: DeviceNumbers | None = None,
     device: torch.device = CPU,
+    digest: str = "golden",
+    progress: Progress = lambda fraction, detail: None,
 ) -> tuple[LingBotTransformer, Forward, StreamedModel, str]:
     """Return a transformer that streams, what runs its forwards, the weights to close, and the description."""
     model = load(component, precision, streams=True, device=device)
@@ -94,8 +97,8 @@ def streamed(
         source=LayerSource(component=component, device=device),
         settings=settings,
         numbers=numbers or DeviceNumbers(loaded_bytes=0, free_bytes=None),
-        digest="golden",
-        progress=lambda fraction, detail: None,
+        digest=digest,
+        progress=progress,
     )
     found = stream_transformer(model, request, layer_format, kv_spec(model))
     forward: Forward = model

@@ -13,6 +13,7 @@ from offload.cache_folder import CacheFolder
 from offload.cache_manifest import Validation
 from offload.cache_upkeep import prune
 from offload.cached_layers import CachedLayers, cache_request, open_cached
+from offload.file_lock import log_wait
 from offload.weight_cache import WeightCache
 from worldmodel.checkpoint.component import Component
 from worldmodel.checkpoint.errors import naming
@@ -39,10 +40,18 @@ class StreamRequest:
 
 
 def open_cache(layers: StreamedLayers, request: StreamRequest) -> CachedLayers:
-    """Open the entry of a model's layers, made first where there is none. Raises `CacheError`, `LoadFailed`."""
+    """Open the entry of a model's layers, made first where there is none. Raises `CacheError`, `LoadFailed`.
+
+    Whoever has to be waited for is told to the log and as progress.
+    """
     settings = request.settings
     folder = CacheFolder(Path(settings.cache_folder))
-    cache = WeightCache(folder, lock_timeout_s=settings.cache_lock_timeout_s)
+
+    def tell(text: str) -> None:
+        log_wait(f"weight cache: {text}")
+        request.progress(0.0, text)
+
+    cache = WeightCache(folder, lock_timeout_s=settings.cache_lock_timeout_s, on_wait=tell)
     started_s = time.monotonic()
     cached = open_cached(
         layers,

@@ -10,15 +10,21 @@ from pathlib import Path
 import pytest
 import torch
 
+from offload.cache_folder import CacheFolder
+from offload.cache_manifest import CacheRequest
 from offload.cached_layers import cache_request
-from offload.errors import OffloadError
+from offload.errors import CacheError, OffloadError
+from offload.file_lock import OnWait
+from offload.host_registration import RegistrationLimits
 from offload.residency import plan_residency
+from offload.streamed_model import TransferWish
 from tests.support.lingbot_streaming import NUM_LAYERS, config, resident, rollout, streamed, write_checkpoint
 from tests.support.weight_cache import is_locked_for_others, open_folder
 from worldmodel.checkpoint.stored_component import StoredComponent
 from worldmodel.errors import LoadFailed
 from worldmodel.kernels.fused_layer import FusedFormat
 from worldmodel.kernels.layer_ops import PlainOps
+from worldmodel.lingbot import streaming, streaming_cache
 from worldmodel.lingbot.streamed_layers import LayerSource, StreamedLayers
 from worldmodel.lingbot.streaming_plan import WORKING_BYTES, DeviceNumbers
 from worldmodel.lingbot.transformer import LingBotTransformer
@@ -232,6 +238,80 @@ def test_plans_and_forms_that_give_other_bytes_are_other_requests(checkpoints: d
 
     keys = {key("fp8"), key("fp8_kv"), key("bf16"), key("bf16", is_fused=False)}
     assert len(keys) == 4
+
+
+class HandedOver(Exception):
+    """Report what a part was given."""
+
+
+def test_what_decides_the_bytes_of_an_entry_is_in_its_request(
+    checkpoints: dict[str, StoredComponent], cache_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[CacheRequest] = []
+
+    def open_none(layers: object, cache: object, request: CacheRequest, *_: object, **__: object) -> None:
+        asked.append(request)
+        raise HandedOver
+
+    def ask(digest: str = "golden") -> CacheRequest:
+        wish = settings(host="runtime_cache", cache_folder=str(cache_folder))
+        with pytest.raises(HandedOver):
+            streamed(checkpoints["float32"], "fp8", wish, is_fused=True, digest=digest)
+        return asked[-1]
+
+    monkeypatch.setattr(streaming_cache, "open_cached", open_none)
+    request = ask()
+    assert request.metadata == {
+        "model": "lingbot_world_v2",
+        "loader": streaming_cache.LOADER_VERSION,
+        "precision": "fp8",
+        "form": "fused",
+        "torch": torch.__version__,
+        "device": "cpu",
+        "tensor_parallel": "0 of 1",
+        "sequence_parallel_layout": "whole",
+    }
+    assert ask().key == request.key
+    monkeypatch.setattr(streaming_cache, "LOADER_VERSION", "another")
+    assert len({request.key, ask().key, ask(digest="another").key}) == 3
+
+
+def test_settings_come_to_the_cache_and_to_page_locking(
+    checkpoints: dict[str, StoredComponent], cache_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wishes: list[TransferWish] = []
+    told: list[str] = []
+
+    class Cache:
+        def __init__(self, folder: CacheFolder, *, lock_timeout_s: float, on_wait: OnWait) -> None:
+            assert (folder.root, lock_timeout_s) == (cache_folder, 7.0)
+            on_wait("waiting for somebody")
+            raise CacheError("no cache here")
+
+    def stream(layers: object, residency: object, host: object, wish: TransferWish, *_: object) -> None:
+        wishes.append(wish)
+        raise HandedOver
+
+    monkeypatch.setattr(streaming_cache, "WeightCache", Cache)
+    monkeypatch.setattr(streaming, "stream_model", stream)
+    wish = OffloadSettings(
+        weights="streamed",
+        on_unavailable="ordinary",
+        registered_bytes=10**9,
+        registration_timeout_s=5.0,
+        host="runtime_cache",
+        cache_folder=str(cache_folder),
+        cache_lock_timeout_s=7.0,
+    )
+    with pytest.raises(HandedOver):
+        streamed(
+            checkpoints["float32"], "fp32", wish, is_fused=False, progress=lambda fraction, detail: told.append(detail)
+        )
+
+    assert wishes[0].limits == RegistrationLimits(max_bytes=10**9, timeout_s=5.0)
+    assert wishes[0].falls_back
+    assert wishes[0].reason == "cpu is no CUDA device"
+    assert told[0] == "waiting for somebody"
 
 
 @pytest.mark.parametrize("validation", ["fast", "full"])

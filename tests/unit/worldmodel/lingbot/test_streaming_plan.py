@@ -15,8 +15,18 @@ from offload.residency import plan_residency
 from offload.streamed_model import Transfer
 from tests.support.lingbot_streaming import HEIGHT, NUM_LAYERS, WIDTH, config
 from tests.support.weight_cache import open_folder
+from worldmodel.checkpoint.inspection import CONTEXT_BYTES
+from worldmodel.errors import LoadFailed
 from worldmodel.lingbot.streamed_layers import LayerForm
-from worldmodel.lingbot.streaming_plan import DeviceNumbers, StreamPlan, locked_bytes, plan_layers, plan_stream
+from worldmodel.lingbot.streaming_plan import (
+    WORKING_BYTES,
+    DeviceNumbers,
+    StreamPlan,
+    buffers_bytes,
+    locked_bytes,
+    plan_layers,
+    plan_stream,
+)
 from worldmodel.lingbot.transformer import kv_geometry
 from worldmodel.offload_settings import OffloadSettings
 from worldmodel.wan.precision import precision_plan
@@ -95,3 +105,22 @@ def test_staged_weights_lock_nothing_that_counts() -> None:
 def test_without_a_cuda_device_weights_are_staged_where_they_may_be() -> None:
     found = plan("cpu", on_unavailable="ordinary")
     assert (found.transfer, found.transfer_reason) == (Transfer.STAGED, "cpu is no CUDA device")
+
+
+@pytest.mark.parametrize("bound", ["device_bytes", "free_bytes"])
+def test_a_bound_of_the_device_leaves_to_layers_what_nothing_else_takes(bound: str) -> None:
+    """To the byte: with one less than the buffers take, nothing starts."""
+    sessions_bytes = kv().required_bytes(1)
+    least = buffers_bytes(FORM.layouts, NUM_LAYERS)
+
+    def left(num_bytes: int) -> StreamPlan:
+        device_bytes = num_bytes + sessions_bytes + WORKING_BYTES
+        wish, numbers = OffloadSettings(weights="streamed"), DeviceNumbers(loaded_bytes=1000, free_bytes=device_bytes)
+        if bound == "device_bytes":
+            wish = OffloadSettings(weights="streamed", device_bytes=device_bytes + 1000 + CONTEXT_BYTES)
+            numbers = DeviceNumbers(loaded_bytes=1000, free_bytes=device_bytes + 1)
+        return plan_stream(FORM, {}, wish, FP32, kv(), numbers, torch.device("cuda"))
+
+    assert left(least).residency.device_bytes == least
+    with pytest.raises(LoadFailed, match=rf"streamed weights do not fit: {least} bytes .* {least - 1} .* are left"):
+        left(least - 1)
