@@ -17,6 +17,11 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
+from offload.cuda_runtime import CudaHostRuntime
+from offload.errors import OffloadError
+from offload.host_registration import HostRegistration, RegistrationLimits, register_pages
+from offload.host_weights import HostPiece
+from offload.mapped_memory import MappedMemory
 from worldmodel.errors import LoadFailed
 
 LayerT = TypeVar("LayerT", bound=nn.Module)
@@ -38,24 +43,31 @@ class _Slot(Generic[LayerT]):
         self.used = torch.cuda.Event() if is_cuda else None
 
 
-class StreamedLayers(Generic[LayerT]):
+class LayerStream(Generic[LayerT]):
     """Iterate over layers that are equal in structure, each on the device when it comes.
 
-    Takes the layers' host memory over: their parameters become views of page-locked tensors. `make_layer` returns a
-    layer without weights. What an iteration yields is overwritten two steps later.
+    Takes the layers' host memory over: their parameters become views of it, in whole pages. `make_layer` returns a
+    layer without weights. `runtime` page-locks the host memory of all layers, None leaves it as it is. What an
+    iteration yields is overwritten two steps later.
 
-    Raises `LoadFailed` if the host refuses to lock the pages.
+    Raises `LoadFailed` if the memory can't be locked; none of it is then.
     """
 
-    def __init__(self, layers: Sequence[LayerT], make_layer: Callable[[], LayerT], device: torch.device) -> None:
+    def __init__(
+        self,
+        layers: Sequence[LayerT],
+        make_layer: Callable[[], LayerT],
+        device: torch.device,
+        runtime: CudaHostRuntime | None = None,
+    ) -> None:
         self._device = device
-        self._host = [_flatten(layer) for layer in layers]
+        flattened = [_flatten(layer) for layer in layers]
+        self._host = [flat for flat, _ in flattened]
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        if self._stream is not None:
+        if runtime is not None:
+            registration = _lock([memory for _, memory in flattened], runtime)
             # Unlocked before the memory is freed: the finalizer holds it until then.
-            weakref.finalize(self, _unlock_pages, self._host)
-            for flat in self._host:
-                _lock_pages(flat)
+            weakref.finalize(self, _unlock, registration, self._stream)
         self._make_layer = make_layer
 
     def __len__(self) -> int:
@@ -63,7 +75,7 @@ class StreamedLayers(Generic[LayerT]):
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of page-locked host memory."""
+        """Bytes of the layers' host memory."""
         return sum(flat.nbytes for flat in self._host)
 
     def __iter__(self) -> Iterator[LayerT]:
@@ -108,15 +120,16 @@ def _places(layer: nn.Module) -> list[tuple[nn.Parameter, int]]:
     return places
 
 
-def _flatten(layer: nn.Module) -> Tensor:
-    """Move a layer's parameters into one tensor, and make them views of it."""
+def _flatten(layer: nn.Module) -> tuple[Tensor, MappedMemory]:
+    """Move a layer's parameters into one tensor, and make them views of it; return it and the memory it is."""
     places = _places(layer)
     last, start = places[-1]
-    flat = torch.empty(start + last.numel(), dtype=last.dtype)
+    memory = MappedMemory.own((start + last.numel()) * last.dtype.itemsize)
+    flat = memory.bytes.view(last.dtype)
     for parameter, start in places:
         flat[start : start + parameter.numel()].copy_(parameter.detach().view(-1))
     _use_views(layer, flat)
-    return flat
+    return flat, memory
 
 
 def _use_views(layer: nn.Module, flat: Tensor) -> None:
@@ -132,17 +145,22 @@ def _set_parameter(layer: nn.Module, old: nn.Parameter, new: nn.Parameter) -> No
                 setattr(module, name, new)
 
 
-def _unlock_pages(flats: list[Tensor]) -> None:
-    for flat in flats:
-        torch.cuda.cudart().cudaHostUnregister(flat.data_ptr())
-
-
-def _lock_pages(flat: Tensor) -> None:
+def _lock(memories: Sequence[MappedMemory], runtime: CudaHostRuntime) -> HostRegistration:
     """Page-lock memory in place; torch's own pinned allocations would be rounded up to a power of two."""
-    code = int(torch.cuda.cudart().cudaHostRegister(flat.data_ptr(), flat.nbytes, 0))
-    if code != 0:
+    pieces = [
+        HostPiece(memory=memory, start_byte=0, num_bytes=memory.num_bytes, buffer_start_byte=0) for memory in memories
+    ]
+    try:
+        return register_pages(runtime, pieces, RegistrationLimits())
+    except OffloadError as error:
         raise LoadFailed(
-            f"text_encoder = 'streamed': {flat.nbytes} bytes of host memory could not be page-locked (CUDA error "
-            f"{code}); raise the limit on locked memory, or choose 'cpu' or 'resident'",
+            f"text_encoder = 'streamed': {error}; choose 'cpu' or 'resident' where memory can't be locked",
             field="text_encoder",
-        )
+        ) from error
+
+
+def _unlock(registration: HostRegistration, stream: torch.cuda.Stream | None) -> None:
+    """Unlock the memory once nothing is copied from it any more."""
+    if stream is not None:
+        stream.synchronize()
+    registration.close()

@@ -20,11 +20,12 @@ import ftfy
 import torch
 from torch import Tensor
 
+from offload.cuda_runtime import LoadedCudaRuntime
 from worldmodel.checkpoint.component import Checkpoint, Component
 from worldmodel.checkpoint.errors import CheckpointError
 from worldmodel.checkpoint.json_file import read_json_object
 from worldmodel.checkpoint.loading import Progress
-from worldmodel.wan.layer_stream import StreamedLayers
+from worldmodel.wan.layer_stream import LayerStream
 from worldmodel.wan.text_names import TextCleaning, TextPlacement
 from worldmodel.wan.umt5 import UMT5Encoder, UMT5Layer, parse_umt5_config
 
@@ -63,7 +64,7 @@ class TextEncoder:
         *,
         text_len: int,
         cleaning: TextCleaning,
-        streamed: StreamedLayers[UMT5Layer] | None = None,
+        streamed: LayerStream[UMT5Layer] | None = None,
         placement: TextPlacement = TextPlacement.RESIDENT,
         device: torch.device | None = None,
     ) -> None:
@@ -151,7 +152,7 @@ def default_placement(model: UMT5Encoder, dtype: torch.dtype, device: torch.devi
     return TextPlacement.RESIDENT if is_small or device.type == "cpu" else TextPlacement.STREAMED
 
 
-def _stream(model: UMT5Encoder, device: torch.device) -> StreamedLayers[UMT5Layer]:
+def _stream(model: UMT5Encoder, device: torch.device) -> LayerStream[UMT5Layer]:
     """Hand the layers to a stream; the last norm goes to the device, the embedding stays on the host."""
 
     def make_layer() -> UMT5Layer:
@@ -159,7 +160,8 @@ def _stream(model: UMT5Encoder, device: torch.device) -> StreamedLayers[UMT5Laye
             return UMT5Layer(model.config)
 
     model.encoder.final_layer_norm.to(device)
-    return StreamedLayers(model.layers, make_layer, device)
+    runtime = LoadedCudaRuntime(device) if device.type == "cuda" else None
+    return LayerStream(model.layers, make_layer, device, runtime)
 
 
 def empty_text_encoder(component: Component) -> UMT5Encoder:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 from transformers import UMT5Config as TwinConfig
 from transformers import UMT5EncoderModel
 
+from offload.host_registration import PAGE_BYTES
+from tests.support.offload_cuda import FakeCudaRuntime
 from worldmodel.checkpoint.random_weights import RandomWeights, fill_random
+from worldmodel.errors import LoadFailed
 from worldmodel.lingbot.published import RANDOM_GAINS, TINY
-from worldmodel.wan.layer_stream import StreamedLayers
+from worldmodel.wan.layer_stream import LayerStream
 from worldmodel.wan.umt5 import UMT5Config, UMT5Encoder, UMT5Layer, distance_buckets, parse_umt5_config
 
 CPU = torch.device("cpu")
@@ -110,7 +115,7 @@ def test_streamed_layers_equal_resident_ones(num_layers: int) -> None:
         with torch.device("meta"):
             return UMT5Layer(streamed.config)
 
-    layers = StreamedLayers(streamed.layers, make_layer, CPU)
+    layers = LayerStream(streamed.layers, make_layer, CPU)
     ids = torch.arange(9)
     for _ in range(2):
         assert torch.equal(streamed.finish(streamed.run(streamed.embed(ids), layers)), plain(ids))
@@ -123,9 +128,44 @@ def test_a_streamed_layer_is_one_of_two_places_on_the_device() -> None:
     model, _ = many_layers(5)
     with torch.device("meta"):
         spare = [UMT5Layer(model.config) for _ in range(2)]
-    layers = StreamedLayers(model.layers, lambda: spare.pop(), CPU)
+    layers = LayerStream(model.layers, lambda: spare.pop(), CPU)
     seen = [(id(layer), layer.steps[0].SelfAttention.q.weight.clone()) for layer in layers]
     assert len({key for key, _ in seen}) == 2
     for (_, weight), layer in zip(seen, model.layers, strict=True):
         assert torch.equal(weight, layer.steps[0].SelfAttention.q.weight)
     assert layers.host_bytes >= sum(parameter.nbytes for layer in model.layers for parameter in layer.parameters())
+
+
+def layer_stream(runtime: FakeCudaRuntime) -> LayerStream[UMT5Layer]:
+    model, _ = many_layers(3)
+
+    def make_layer() -> UMT5Layer:
+        with torch.device("meta"):
+            return UMT5Layer(model.config)
+
+    return LayerStream(model.layers, make_layer, CPU, runtime)
+
+
+def test_the_host_memory_of_layers_is_locked_whole_while_they_are_streamed() -> None:
+    runtime = FakeCudaRuntime()
+    layers = layer_stream(runtime)
+
+    assert len(runtime.locked) == len(layers) == 3
+    assert sum(runtime.locked.values()) >= layers.host_bytes
+    assert all(address % PAGE_BYTES == size % PAGE_BYTES == 0 for address, size in runtime.locked.items())
+    assert runtime.read_only == [False] * 3
+    del layers
+    gc.collect()
+    assert runtime.locked == {}
+
+
+def test_layers_that_cannot_all_be_locked_are_not_locked_at_all() -> None:
+    runtime = FakeCudaRuntime()
+    runtime.refuse_register = {2}
+
+    with pytest.raises(LoadFailed, match=r"text_encoder = 'streamed': .* can't be page-locked .*CUDA error") as failed:
+        layer_stream(runtime)
+
+    assert failed.value.field == "text_encoder"
+    assert len(runtime.calls) > 2
+    assert runtime.locked == {}
