@@ -8,9 +8,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -18,6 +19,7 @@ import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = 90.0
+NOTHING: Mapping[str, str] = MappingProxyType({})
 
 CONFIG = """\
 [model]
@@ -107,31 +109,39 @@ class ServerProcess:
 
 @contextmanager
 def server_process(
-    folder: Path, *flags: str, capacity: int = 3, chunk_ms: float = 20.0, load_ms: float = 0.0, wait: bool = True
+    folder: Path,
+    *flags: str,
+    capacity: int = 3,
+    chunk_ms: float = 20.0,
+    load_ms: float = 0.0,
+    wait: bool = True,
+    environment: Mapping[str, str] = NOTHING,
 ) -> Iterator[ServerProcess]:
     """Start a server of the fake model on a free port; with `wait` until it is ready."""
     text = CONFIG.format(capacity=capacity, chunk_ms=chunk_ms, load_ms=load_ms)
-    with running_configuration(folder, text, *flags, wait=wait) as server:
+    with running_configuration(folder, text, *flags, wait=wait, environment=environment) as server:
         yield server
 
 
 @contextmanager
-def running_configuration(folder: Path, text: str, *flags: str, wait: bool = True) -> Iterator[ServerProcess]:
+def running_configuration(
+    folder: Path, text: str, *flags: str, wait: bool = True, environment: Mapping[str, str] = NOTHING
+) -> Iterator[ServerProcess]:
     """Start a server of a configuration, kept in a folder, on a free port; with `wait` until it is ready."""
     config = folder / "server.toml"
     config.write_text(text, encoding="utf-8")
-    with running_command("server", "serve", str(config), "--port", "0", *flags) as server:
+    with running_command("server", "serve", str(config), "--port", "0", *flags, environment=environment) as server:
         if wait:
             server.until_ready()
         yield server
 
 
 @contextmanager
-def running_command(*arguments: str) -> Iterator[ServerProcess]:
+def running_command(*arguments: str, environment: Mapping[str, str] = NOTHING) -> Iterator[ServerProcess]:
     """Run `python -m ARGUMENTS`, which says where it listens, until the caller is done; nothing of it may be left."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    whole = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment}
     process = subprocess.Popen(
-        [sys.executable, "-m", *arguments], stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT
+        [sys.executable, "-m", *arguments], stdout=subprocess.PIPE, text=True, env=whole, cwd=ROOT
     )
     try:
         assert process.stdout is not None
