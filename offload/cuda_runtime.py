@@ -56,7 +56,11 @@ class LoadedCudaRuntime:
 
     @cached_property
     def _library(self) -> ctypes.CDLL:
-        library = ctypes.CDLL(_loaded_library())
+        path = _loaded_library()
+        try:
+            library = ctypes.CDLL(path)
+        except OSError as error:
+            raise RegistrationFailed(f"{path}: can't be opened again ({error})") from error
         library.cudaGetErrorString.restype = ctypes.c_char_p
         return library
 
@@ -90,7 +94,17 @@ class LoadedCudaRuntime:
 
 def _loaded_library() -> str:
     torch.cuda.init()
-    paths = re.findall(r"\S*/libcudart[^/\s]*\.so[^/\s]*", Path("/proc/self/maps").read_text(encoding="utf-8"))
-    if not paths:
-        raise RegistrationFailed("torch has loaded no CUDA runtime library into this process")
-    return str(paths[0])
+    return find_runtime(Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape"))
+
+
+def find_runtime(maps: str) -> str:
+    """Return the path of the CUDA runtime library among the mappings of a process, in the form of `/proc/PID/maps`.
+
+    Raises `RegistrationFailed` if there is none.
+    """
+    for line in maps.splitlines():
+        # Address, rights, offset, device, inode, then the path, which may have blanks.
+        path = line.split(maxsplit=5)[5:]
+        if path and re.fullmatch(r"/(.*/)?libcudart[^/]*\.so[^/]*", path[0]):
+            return path[0]
+    raise RegistrationFailed("torch has loaded no CUDA runtime library into this process")
