@@ -54,18 +54,28 @@ class StreamPlan:
     """All that is decided before a layer is loaded: which layers stay, what memory the others are in, how they travel.
 
     `transfer_reason` says why weights are staged though something else was wished for, None if nothing was.
+    `locked_bytes` is what page-locking the streamed layers takes, see `locked_bytes()`; `budget` says what layers may
+    take of the device, and what the rest is for.
     """
 
     residency: ResidencyPlan
     host: HostPlan
     transfer: Transfer
     transfer_reason: str | None
+    locked_bytes: int
+    budget: str
 
     def describe(self) -> str:
-        """Say the plan for people."""
+        """Say the plan for people, with what its bounds do not count."""
         host = "; ".join([f"from {self.host.kind.value} memory", *self.host.reasons])
-        transfer = self.transfer.value if self.transfer_reason is None else f"staged; {self.transfer_reason}"
-        return f"{self.residency.describe()}; {host}; {transfer}"
+        return "; ".join(text for text in (self.residency.describe(), host, self._transfer_text(), self.budget) if text)
+
+    def _transfer_text(self) -> str:
+        if self.transfer is Transfer.STAGED:
+            return "staged" if self.transfer_reason is None else f"staged; {self.transfer_reason}"
+        least = "" if self.host.kind is HostKind.ORDINARY else "at least "
+        locked = f"{least}{self.locked_bytes / 1e9:.1f} GB page-locked"
+        return f"registered, {locked}, not counting a streamed text encoder and a parked VAE"
 
 
 def plan_stream(
@@ -88,7 +98,15 @@ def plan_stream(
     if reason is not None and not settings.falls_back:
         raise PlanRefused(f"transfer {settings.transfer!r}", reason)
     transfer = Transfer(settings.transfer) if reason is None else Transfer.STAGED
-    return StreamPlan(residency=residency, host=host, transfer=transfer, transfer_reason=reason)
+    budget_bytes, explanation = weights_budget(settings, kv, numbers)
+    return StreamPlan(
+        residency=residency,
+        host=host,
+        transfer=transfer,
+        transfer_reason=reason,
+        locked_bytes=locked_bytes(form.layouts, residency, host.kind) if transfer is Transfer.REGISTERED else 0,
+        budget="" if budget_bytes is None else f"layers may take {_gib(budget_bytes)}: {explanation}",
+    )
 
 
 def _plan_host(form: LayerForm, stored: Mapping[str, Sequence[StoredTensor]], settings: OffloadSettings) -> HostPlan:

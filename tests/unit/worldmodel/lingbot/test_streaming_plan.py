@@ -67,8 +67,12 @@ def test_a_bound_of_locked_memory_that_is_too_small_is_found_before_loading(
         plan(**settings, registered_bytes=needed - 1)
     replaced = plan(**settings, registered_bytes=needed - 1, on_unavailable="ordinary")
 
-    assert (enough.transfer, enough.transfer_reason) == (Transfer.REGISTERED, None)
-    assert replaced.transfer is Transfer.STAGED
+    assert (enough.transfer, enough.transfer_reason, enough.locked_bytes) == (Transfer.REGISTERED, None, needed)
+    shown = (
+        f"registered, {least.lstrip()}{' ' if least else ''}{needed / 1e9:.1f} GB page-locked, not counting a stream"
+    )
+    assert shown in enough.describe()
+    assert (replaced.transfer, replaced.locked_bytes) == (Transfer.STAGED, 0)
     assert f"staged; registered_bytes is {needed - 1}" in replaced.describe()
 
 
@@ -121,6 +125,10 @@ def test_a_bound_of_the_device_leaves_to_layers_what_nothing_else_takes(bound: s
             numbers = DeviceNumbers(loaded_bytes=1000, free_bytes=device_bytes + 1)
         return plan_stream(FORM, {}, wish, FP32, kv(), numbers, torch.device("cuda"))
 
-    assert left(least).residency.device_bytes == least
+    enough = left(least)
+    assert enough.residency.device_bytes == least
+    assert f"layers may take 0.00 GiB: {'device_bytes is' if bound == 'device_bytes' else ''}" in enough.describe()
+    assert ("GiB of CUDA context, 0.00 GiB of other weights" in enough.describe()) == (bound == "device_bytes")
+    assert "for one session and 1.50 GiB of working memory" in enough.describe()
     with pytest.raises(LoadFailed, match=rf"streamed weights do not fit: {least} bytes .* {least - 1} .* are left"):
         left(least - 1)
