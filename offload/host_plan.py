@@ -37,14 +37,22 @@ class HostKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTensor:
-    """One tensor of a checkpoint, from its file's header. `dtype` of None: a type that torch does not have."""
+    """One tensor of a checkpoint, from its file's header. `dtype` of None: a type that torch does not have.
+
+    `span_bytes` are those from its first to its last in the file, None for as many as it has.
+    """
 
     key: str
     file: Path
     start_byte: int
     dtype: torch.dtype | None
     shape: tuple[int, ...]
-    is_contiguous: bool = True
+    span_bytes: int | None = None
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Tell whether nothing else lies between its numbers."""
+        return self.dtype is None or self.span_bytes in (None, self.num_bytes)
 
     @property
     def num_bytes(self) -> int:

@@ -17,7 +17,8 @@ from offload.streamed_model import Transfer
 class Combination:
     """All that has to fit together.
 
-    `gather_ranks`: ranks that share weights out, 1 for none. `keeps_residents`: some layers stay on the device.
+    `gather_ranks`: ranks that share weights out, 1 for none. `keeps_residents`: some layers stay on the device, which
+    no rule is about: a worker need not say it, the table shows it.
     """
 
     host: HostKind

@@ -100,6 +100,7 @@ def stored_tensors(file: Path, header: bytes) -> dict[str, StoredTensor]:
             start_byte=len(header) + entry["data_offsets"][0],
             dtype=DTYPES[entry["dtype"]],
             shape=tuple(entry["shape"]),
+            span_bytes=entry["data_offsets"][1] - entry["data_offsets"][0],
         )
         for name, entry in entries.items()
     }

@@ -155,6 +155,7 @@ def stored_tensors(component: Component) -> dict[str, tuple[StoredTensor, ...]]:
                 start_byte=info.start_byte,
                 dtype=TORCH_DTYPES.get(info.dtype),
                 shape=info.shape,
+                span_bytes=info.num_bytes,
             ),
         )
         for name, info in component.tensors.items()

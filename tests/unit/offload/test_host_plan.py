@@ -15,8 +15,10 @@ BF16 = torch.bfloat16
 FILE = Path("model.safetensors")
 
 
-def stored(key: str, start_byte: int, *, rows: int = 4, dtype: torch.dtype = BF16, **more: object) -> StoredTensor:
-    return StoredTensor(key=key, file=FILE, start_byte=start_byte, dtype=dtype, shape=(rows, 2), **more)  # type: ignore[arg-type]
+def stored(
+    key: str, start_byte: int, *, rows: int = 4, dtype: torch.dtype = BF16, span_bytes: int | None = None
+) -> StoredTensor:
+    return StoredTensor(key=key, file=FILE, start_byte=start_byte, dtype=dtype, shape=(rows, 2), span_bytes=span_bytes)
 
 
 def recipe(name: str, *keys: str, rows: int = 4, transform: str | None = None) -> Recipe:
@@ -43,7 +45,7 @@ WRONG = {
     "ambiguous": ([recipe("q", "q")], {"q": [stored("q", 0), stored("q", 0)]}, "ambiguous"),
     "tied": ([recipe("a", "q"), recipe("b", "q")], CHECKPOINT, r"tied: .* \(q\)"),
     "aliased": ([recipe("a", "q")], {"q": [stored("q", 0)], "k": [stored("k", 15)]}, r"aliased: .*\(q and k\)"),
-    "scattered": ([recipe("a", "q")], {"q": [stored("q", 0, is_contiguous=False)]}, "not stored contiguously"),
+    "scattered": ([recipe("a", "q")], {"q": [stored("q", 0, span_bytes=40)]}, "not stored contiguously"),
     "other type": (
         [recipe("a", "q")],
         {"q": [stored("q", 0, dtype=torch.float32)]},

@@ -42,6 +42,11 @@ def test_everything_else_is_legal(host: HostKind, transfer: Transfer) -> None:
     check_combination(Combination(host=host, transfer=transfer, gather_ranks=4, sequence_parallel=4))
 
 
+def test_layers_that_stay_make_nothing_legal_or_illegal() -> None:
+    for wish in (LEGAL, MAPPED, *ILLEGAL.values()):
+        assert find_conflicts(replace(wish, keeps_residents=not wish.keeps_residents)) == find_conflicts(wish)
+
+
 def test_the_document_has_the_table_of_the_code() -> None:
     document = Path(__file__).resolve().parents[3] / "docs" / "offload.md"
     text = document.read_text(encoding="utf-8")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ from worldmodel.errors import LoadFailed
 from worldmodel.kernels.fused_layer import FusedFormat
 from worldmodel.kernels.layer_ops import PlainOps
 from worldmodel.lingbot import streaming, streaming_cache
-from worldmodel.lingbot.streamed_layers import LayerSource, StreamedLayers
+from worldmodel.lingbot.streamed_layers import LayerSource, StreamedLayers, stored_tensors
 from worldmodel.lingbot.streaming_plan import WORKING_BYTES, DeviceNumbers
 from worldmodel.lingbot.transformer import LingBotTransformer
 from worldmodel.offload_settings import OffloadSettings
@@ -149,6 +150,16 @@ def test_a_checkpoint_that_cannot_be_mapped_stops_the_start_or_becomes_ordinary(
     )
     assert description.startswith("weights streamed from ordinary")
     assert_equal_bits(rollout(model, forward), expected["float32", precision, True])
+
+
+def test_a_tensor_with_gaps_in_its_file_is_known_by_its_header(checkpoints: dict[str, StoredComponent]) -> None:
+    component = checkpoints["float32"]
+    name = "blocks.0.self_attn.q.weight"
+    info = component.tensors[name]
+    scattered = replace(component, tensors={**component.tensors, name: replace(info, num_bytes=info.num_bytes + 4)})
+
+    assert all(places[0].is_contiguous for places in stored_tensors(component).values())
+    assert [key for key, places in stored_tensors(scattered).items() if not places[0].is_contiguous] == [name]
 
 
 def test_the_plan_is_told_before_the_first_layer_is_loaded(
