@@ -7,6 +7,7 @@ resumed from the checkpoint it wrote.
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import torch
@@ -151,9 +152,7 @@ def _read_folder(folder: Path, part: str) -> dict[str, Tensor]:
 
 def _write_folder(tensors: dict[str, Tensor], folder: Path, stem: str) -> None:
     """Write bfloat16 tensors in files below 15 MiB, with an index where there are several."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in folder.glob(f"{stem}*"):
-        path.unlink()
+    folder.mkdir(parents=True)
     shards: list[dict[str, Tensor]] = [{}]
     size = 0
     for key, tensor in tensors.items():
@@ -176,15 +175,25 @@ def _write_folder(tensors: dict[str, Tensor], folder: Path, stem: str) -> None:
 
 
 def export(model: DemoModel, folder: Path) -> None:
-    """Write transformer and text encoder in bfloat16 as a diffusers checkpoint has them, and the readers of poses."""
+    """Write transformer and text encoder in bfloat16 as a diffusers checkpoint has them, and the readers of poses.
+
+    What was there before stays until everything is written, and is replaced at once.
+    """
+    unfinished = folder / "unfinished"
+    shutil.rmtree(unfinished, ignore_errors=True)
     for part, module, config in (
         (_TRANSFORMER, model.transformer, _transformer_config()),
         (_TEXT_ENCODER, model.text_encoder, _text_config()),
     ):
-        _write_folder(dict(module.named_parameters()), folder / part, _STEMS[part])
-        (folder / part / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+        _write_folder(dict(module.named_parameters()), unfinished / part, _STEMS[part])
+        (unfinished / part / "config.json").write_text(json.dumps(config, indent=1) + "\n")
     readers = {name: tensor.detach().float().cpu().contiguous() for name, tensor in model.poses.named_parameters()}
-    save_file(readers, folder / _POSES)
+    save_file(readers, unfinished / _POSES)
+    for part in _STEMS:
+        shutil.rmtree(folder / part, ignore_errors=True)
+        (unfinished / part).rename(folder / part)
+    (unfinished / _POSES).replace(folder / _POSES)
+    unfinished.rmdir()
 
 
 def _transformer_config() -> dict[str, object]:

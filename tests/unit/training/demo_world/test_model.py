@@ -32,7 +32,9 @@ def test_token_ids_are_those_of_the_checkpoints_tokenizer() -> None:
 def test_a_run_goes_on_from_the_checkpoint_it_wrote(tmp_path: Path) -> None:
     torch.manual_seed(0)
     first, second = DemoModel(), DemoModel()
+    export(second, tmp_path)
     export(first, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"transformer", "text_encoder", "poses.safetensors"}
     assert all(path.stat().st_size < 15 << 20 for path in tmp_path.rglob("*"))
     assert second.load(tmp_path) == []
     for (name, one), other in zip(first.named_parameters(), second.parameters(), strict=True):
