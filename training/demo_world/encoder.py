@@ -45,12 +45,12 @@ class ClipEncoder:
         self._out_weight = vae.quant_conv.weight[:num_channels].flatten(1).to(dtype)
         self._out_bias = vae.quant_conv.bias[:num_channels].to(dtype)
         self._compiled: Layer = self._all_layers
-        self._compiled_lengths: frozenset[int] = frozenset()
+        self._compiled_sizes: frozenset[tuple[int, int]] = frozenset()
 
-    def compile(self, lengths: Collection[int]) -> None:
-        """Compile for clips of so many media frames, on a GPU; once for every size of a batch that comes."""
+    def compile(self, sizes: Collection[tuple[int, int]]) -> None:
+        """Compile for batches of so many clips of so many media frames, on a GPU; others are not worth the seconds."""
         self._compiled = torch.compile(self._all_layers, dynamic=False)
-        self._compiled_lengths = frozenset(lengths)
+        self._compiled_sizes = frozenset(sizes)
 
     @torch.no_grad()
     def __call__(self, frames_BMHW3: Tensor) -> Tensor:
@@ -58,8 +58,11 @@ class ClipEncoder:
         num_clips, num_media_frames = frames_BMHW3.shape[:2]
         most = max(1, MAX_ELEMENTS // (frames_BMHW3[0, ..., 0].numel() * 3 * self._width))
         group = math.ceil(num_clips / math.ceil(num_clips / most))
-        encode = self._compiled if num_media_frames in self._compiled_lengths else self._all_layers
-        means = torch.cat([encode(part) for part in frames_BMHW3.split(group)])
+        is_compiled = (num_clips, num_media_frames) in self._compiled_sizes
+        encode = self._compiled if is_compiled else self._all_layers
+        # The layers have their own number format; whether a caller has autocast on would compile them once more.
+        with torch.autocast(frames_BMHW3.device.type, enabled=False):
+            means = torch.cat([encode(part) for part in frames_BMHW3.split(group)])
         return means.permute(0, 4, 1, 2, 3)
 
     def _all_layers(self, frames_BMHW3: Tensor) -> Tensor:

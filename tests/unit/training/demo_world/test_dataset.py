@@ -18,7 +18,7 @@ SINE = 2 * 2 * len(HARMONICS)
 """The column of poses that holds the sine of the heading."""
 
 
-def _headings(cameras: Cameras, styles_BT: np.ndarray, device: torch.device) -> Tensor:
+def _headings(cameras: Cameras, styles_BT: np.ndarray, device: torch.device, rays: int) -> Tensor:
     """Show the sine of each media frame's last latent frame's heading as one pixel."""
     media = (np.arange(1 + 4 * (cameras.yaw.shape[1] - 1)) + 3) // 4
     return torch.from_numpy(np.sin(cameras.yaw))[:, media, None, None, None].float().expand(-1, -1, 1, 1, 3)
