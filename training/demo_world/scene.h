@@ -21,11 +21,11 @@ enum { SHAPE_BOX, SHAPE_SPHERE, SHAPE_CYLINDER, SHAPE_CONE };
 enum { PATTERN_PLAIN, PATTERN_WINDOWS, PATTERN_BANDS };
 
 // Columns of a palette row: twelve colours, then scalars.
-#define PALETTE_COLUMNS 41
+#define PALETTE_COLUMNS 42
 enum {
   P_ZENITH = 0, P_HORIZON = 3, P_NORTH = 6, P_EAST = 9, P_SOUTH = 12, P_WEST = 15,
   P_GROUND = 18, P_PATH = 21, P_SUN = 24, P_TINT = 27, P_WATER = 30, P_CLOUD = 33,
-  P_AMBIENT = 36, P_DIFFUSE = 37, P_SNOW = 38, P_LIT = 39, P_GROUND_HUES = 40
+  P_AMBIENT = 36, P_DIFFUSE = 37, P_SNOW = 38, P_LIT = 39, P_GROUND_HUES = 40, P_BANNERS = 41
 };
 
 typedef struct { float x, y, z; } Vec;
@@ -234,6 +234,18 @@ FN float skyline(float heading) {
   return fmaxf(h, fmaxf(fmaxf(north, west), fmaxf(south, fmaxf(east_a, east_b))));
 }
 
+// A ring of far banners, one at every second step of a turning key, their colours in turn red, green and blue: seen from
+// a whole step, they stand in one of two rows of columns, and any other heading shows.
+#define NUM_BANNERS 30
+FN Vec with_banners(Vec colour, float heading, float elevation, const float* p) {
+  float place = heading * (NUM_BANNERS / (2.0f * PI_F)), nearest = floorf(place + 0.5f);
+  float inside = smooth01(0.5f + (0.21f - fabsf(place - nearest)) / 0.08f) * smooth01((0.21f - elevation) / 0.02f);
+  int kind = ((int)nearest % 3 + 3) % 3;
+  Vec cloth = kind == 0 ? vec(0.94f, 0.28f, 0.24f) : (kind == 1 ? vec(0.08f, 0.52f, 0.34f) : vec(0.16f, 0.36f, 0.86f));
+  cloth = scaled(times(cloth, at(p, P_TINT)), p[P_AMBIENT] + 0.5f * p[P_DIFFUSE]);
+  return mix(colour, cloth, p[P_BANNERS] * inside);
+}
+
 FN Vec sky(Vec r, const float* p) {
   float heading = atan2f(r.x, r.z), elevation = asinf(fmaxf(-1.0f, fminf(1.0f, -r.y)));
   Vec horizon = horizon_colour(heading, p);
@@ -253,6 +265,7 @@ FN Vec sky(Vec r, const float* p) {
     if (quarter == 0) rock = mix(rock, vec(0.96f, 0.97f, 1.0f), 0.8f * smooth01((elevation - 0.20f) / 0.04f) * p[P_AMBIENT]);
     colour = mix(horizon, rock, smooth01(elevation / 0.09f));
   }
+  if (p[P_BANNERS] > 0.0f) colour = with_banners(colour, heading, elevation, p);
   return colour;
 }
 

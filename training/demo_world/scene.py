@@ -90,7 +90,10 @@ CELLS: Floats = np.array(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Palette:
-    """Colours and light of one style, RGB from 0 to 1. The compass fields tint the far scenery of their quarter."""
+    """Colours and light of one style, RGB from 0 to 1. The compass fields tint the far scenery of their quarter.
+
+    The last column is how much of the far banners shows.
+    """
 
     zenith: Colour
     horizon: Colour
@@ -109,6 +112,7 @@ class Palette:
     snow: float
     lit: float
     ground_hues: float
+    banners: float = 0.0
 
     def row(self) -> list[float]:
         """Return the columns that `scene.h` reads, in its order."""
@@ -166,6 +170,12 @@ PALETTES: Floats = np.array(
     ],
     np.float32,
 )  # fmt: skip
+
+
+def raise_banners(strength: float) -> None:
+    """Show the far ring of banners, from 0, not at all, as the shipped world has it, to 1; for all styles."""
+    PALETTES[:, -1] = strength
+    _cuda_kernel.cache_clear()
 
 
 def render(poses: Floats | torch.Tensor, styles: npt.NDArray[np.int32] | torch.Tensor, rays: int = 3) -> torch.Tensor:

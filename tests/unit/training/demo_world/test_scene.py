@@ -27,6 +27,28 @@ def test_leaving_out_what_a_tile_cannot_show_changes_no_pixel() -> None:
     assert torch.equal(scene.render_cpu(poses, styles, 1), plain)
 
 
+@pytest.mark.slow
+def test_banners_stand_on_the_horizon_in_one_place_for_every_second_step_of_a_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scene, "PALETTES", scene.PALETTES.copy())
+    # From up here, looking over all roofs but not down, nothing else is to be seen.
+    poses = np.zeros((4, 12), np.float32)
+    for pose, degrees in zip(poses, (0.0, 36.0, 6.0, 39.0), strict=True):
+        cos, sin = np.cos(np.radians(degrees)), np.sin(np.radians(degrees))
+        pose[:3], pose[3:] = (6.0, -30.0, 6.0), (cos, 0, sin, 0, 1, 0, -sin, 0, cos)
+    plain = scene.render(poses, np.zeros(4, np.int32), 1).int()
+    scene.raise_banners(1.0)
+    shown = (scene.render(poses, np.zeros(4, np.int32), 1).int() - plain).abs().sum(-1) > 20
+    assert not shown[:, 48:].any()
+    assert not shown[:, :16].any()
+    columns = shown[:, 46]
+    assert 0.3 < columns.float().mean() < 0.7
+    assert (columns[0] != columns[1]).float().mean() < 0.05
+    assert (columns[0] & columns[2]).float().mean() < 0.1
+    assert (columns[0] != columns[3]).float().mean() > 0.2
+
+
 def test_more_objects_than_a_tile_has_bits_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scene, "OBJECTS", np.zeros((57, 12), np.float32))
     with pytest.raises(ValueError, match="at most 56 objects, got 57"):
