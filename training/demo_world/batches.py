@@ -92,13 +92,19 @@ class Batches:
     """Draws batches from encoded walks."""
 
     def __init__(
-        self, walks: Walks, fixed_condition: Tensor, sampler_sigmas: tuple[float, ...], *, num_copies: int = 1
+        self,
+        walks: Walks,
+        fixed_condition: Tensor,
+        sampler_sigmas: tuple[float, ...],
+        *,
+        num_copies: int = 1,
+        served_scale_share: float = 0.6,
     ) -> None:
         self._walks = walks
         self._fixed_condition = fixed_condition
         self._device = walks.gap_W.device
         self._sigmas = torch.tensor(sampler_sigmas, device=self._device)
-        self._num_copies = num_copies
+        self._num_copies, self._served_scale_share = num_copies, served_scale_share
         self._after_gap_N = torch.ones(CHUNKS)
         self._after_gap_N[OPENING_CHUNKS], self._after_gap_N[OPENING_CHUNKS + 1] = 0.0, 0.5
         self._after_gap_N = self._after_gap_N.to(self._device)
@@ -219,14 +225,15 @@ class Batches:
         return torch.cat([first[:, None], motion[:, 1:]], dim=1)
 
     def _scale(self, translations_BT3: Tensor) -> Tensor:
-        """Divide by the largest step of the chunk, of the clip, or by the length of one step, at random."""
+        """Divide by the largest step of the chunk, as a server does; else by the clip's or one step's length."""
         num_clips = len(translations_BT3)
         length = translations_BT3.norm(dim=-1)
         of_chunk = length.unflatten(1, (CHUNKS, -1)).amax(-1).repeat_interleave(FRAMES_PER_CHUNK, dim=1)
         of_clip = length.amax(1, keepdim=True).expand_as(length)
         choice = torch.rand(num_clips, 1, device=self._device)
         fixed = torch.full_like(length, FIXED_TRANSLATION)
-        divisor = torch.where(choice < 0.6, of_chunk, torch.where(choice < 0.8, of_clip, fixed))
+        share = self._served_scale_share
+        divisor = torch.where(choice < share, of_chunk, torch.where(choice < (1 + share) / 2, of_clip, fixed))
         return translations_BT3 / torch.where(divisor > 1e-6, divisor, torch.ones_like(divisor))[..., None]
 
 

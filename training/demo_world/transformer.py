@@ -47,7 +47,8 @@ from training.demo_world.vae import trainable
 WARM_UP_STEPS = 100
 AGREE_EVERY = 20
 """Steps between two looks at the clock, which make the host wait for the device."""
-ROLL_OUT_EVERY = 60
+ROLL_OUT_EVERY = 120
+"""Steps between histories of the model's own making, whose time is that of launching them, however many."""
 POSE_WEIGHT = 0.1
 HELD_OUT_WALKS, HELD_OUT_SEED = 2 * PORTION, 996
 
@@ -138,6 +139,7 @@ class Run:
     def __init__(self, arguments: argparse.Namespace, device: torch.device, rank: int) -> None:
         self.arguments, self.device, self.is_first = arguments, device, rank == 0
         self.clock = Clock(arguments.seconds, arguments.until, device)
+        scene.raise_banners(arguments.banners)
         torch.manual_seed(arguments.seed)
         vae = AutoencoderKLWan.from_pretrained(arguments.vae, torch_dtype=torch.float32).to(device)
         self.space = LatentSpace(trainable(vae))
@@ -170,8 +172,9 @@ class Run:
         self.fixed_condition = self.space.fixed_condition(scene.HEIGHT, scene.WIDTH, device)
         began = time.monotonic()
         rng = np.random.default_rng([arguments.seed, rank])
-        portion = min(PORTION, arguments.walks // 4)
-        self.held_out = self._build(np.random.default_rng(HELD_OUT_SEED), min(HELD_OUT_WALKS, arguments.walks))
+        self._portion = portion = min(PORTION, arguments.walks // 4)
+        num_held_out = 2 if arguments.smoke else HELD_OUT_WALKS
+        self.held_out = self._build(np.random.default_rng(HELD_OUT_SEED), num_held_out)
         self._wait()
         prepared = time.monotonic()
         walks = self._build(rng, -(-arguments.walks // portion) * portion)
@@ -188,10 +191,16 @@ class Run:
         )
         self._looked_s = 0.0
         self._roll_out_every = 2 if arguments.smoke else ROLL_OUT_EVERY
-        self.batches = Batches(walks, self.fixed_condition, SIGMAS, num_copies=arguments.copies)
+        self.batches = Batches(
+            walks,
+            self.fixed_condition,
+            SIGMAS,
+            num_copies=arguments.copies,
+            served_scale_share=arguments.served_scale_share,
+        )
 
     def _build(self, rng: np.random.Generator, num_walks: int) -> Walks:
-        return build_walks(self.space, rng, num_walks, self.device)
+        return build_walks(self.space, rng, num_walks, self.device, portion=self._portion)
 
     def _wait(self) -> None:
         if self.device.type == "cuda":
@@ -309,16 +318,20 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--decay", type=float, default=0.0, help="last share of the run in which the rate falls")
     parser.add_argument("--floor", type=float, default=0.02, help="last learning rate over the peak")
     parser.add_argument("--ema", type=float, default=0.998, help="decay of the weights' average, a step")
-    parser.add_argument("--walks", type=int, default=2048, help="walks a process holds at once, in whole portions")
+    parser.add_argument("--walks", type=int, default=1024, help="walks a process holds at once, in whole portions")
     parser.add_argument(
         "--seen", type=float, default=8.0, help="clips that a walk is in before a new one takes its place"
+    )
+    parser.add_argument("--banners", type=float, default=0.0, help="how much of the far banners shows, 0 to 1")
+    parser.add_argument(
+        "--served-scale-share", type=float, default=0.6, help="clips whose steps are scaled as a server scales them"
     )
     parser.add_argument("--astray-share", type=float, default=0.6, help="other clips whose history is a little astray")
     parser.add_argument("--clips", type=int, default=24, help="clips a step and process")
     parser.add_argument("--copies", type=int, default=2, help="noisy copies of each clip")
     parser.add_argument("--own-from", type=float, default=2.0, help="progress, 0 to 1, from which histories are own")
     parser.add_argument("--own-share", type=float, default=0.5, help="clips with a history of the model's own making")
-    parser.add_argument("--sessions", type=int, default=96, help="rollouts at once, a process")
+    parser.add_argument("--sessions", type=int, default=192, help="rollouts at once, a process")
     parser.add_argument("--horizon", type=int, default=12, help="chunks of a rollout, 8 to 18")
     parser.add_argument("--max-error", type=float, default=0.15, help="latent error up to which a history is used")
     parser.add_argument("--look-s", type=float, default=60.0, help="seconds between two looks at closed loops")
@@ -328,7 +341,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--smoke", action="store_true", help="five steps on a few walks, to try the program on a CPU")
     arguments = parser.parse_args()
     if arguments.smoke:
-        arguments.walks, arguments.clips, arguments.sessions, arguments.horizon = 8, 2, 2, 8
+        arguments.walks, arguments.clips, arguments.sessions, arguments.horizon = 4, 2, 2, 8
         arguments.own_from = min(arguments.own_from, 0.0)
     return arguments
 

@@ -138,3 +138,14 @@ def test_walks_give_way_to_others_in_place() -> None:
     assert walks.gap_W.tolist() == [0, 0, 0, 7, 7]
     assert (latents[3:] == -5).all()
     assert (latents[:3] >= 0).all()
+
+
+def test_steps_are_scaled_as_a_server_scales_them_in_a_share_of_the_clips() -> None:
+    torch.manual_seed(6)
+    walks = _walks(0)
+    walks.translations_WT3[:, ::4] *= 2
+    for share, least, most in ((1.0, 1.0, 1.0), (0.0, 0.0, 0.5)):
+        batches = Batches(walks, torch.ones(1, 20, 1, 2, 2), (1.0,), served_scale_share=share)
+        largest = batches.draw(CLIPS).translations_BT3.norm(dim=-1).unflatten(1, (CHUNKS, -1)).amax(-1)
+        of_one = torch.isclose(largest, torch.ones(())).all(dim=1).float().mean().item()
+        assert least <= of_one <= most
