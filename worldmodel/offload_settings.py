@@ -39,11 +39,11 @@ class OffloadSettings:
     ordinary memory and staging instead. `resident_bytes`: weights of layers that stay on the device, buffers included;
     None for what sessions leave of it. `device_bytes` bounds what the worker takes of its device, None by what is free:
     weights, sessions, working memory and an estimate of the CUDA context. `registered_bytes` bounds the page-locked
-    memory of streamed layers, not that of a streamed text encoder, a parked VAE and staging;
-    `registration_timeout_s` bounds the wait for the driver that locks it. `cache_folder` and what follows belong to
-    `host = "runtime_cache"`: an entry is checked as `cache_validation` says, whoever builds or evicts it is waited for
-    `cache_lock_timeout_s`, and above `cache_max_bytes` the entries used longest ago are deleted. `vae`: "parked" keeps
-    its weights on the host between uses. `camera_modulation`: "per_layer" computes the camera's scales and shifts where
+    memory of streamed layers, not that of a streamed text encoder and a parked VAE; `registration_timeout_s` bounds the
+    wait for the driver that locks it. What begins with `cache_` belongs to `host = "runtime_cache"`: an entry is
+    checked as `cache_validation` says, who builds or evicts it is waited for `cache_lock_timeout_s`, and above
+    `cache_max_bytes` the entries used longest ago are deleted. `vae`: "parked" keeps its weights on the host between
+    uses. `camera_modulation`: "per_layer" computes the camera's scales and shifts where
     they are needed instead of keeping those of all layers for a chunk. `decode`: "per_latent_frame" decodes a chunk,
     and encodes its condition, in parts. Each of the three takes less memory and more time; the last one may round
     otherwise.
