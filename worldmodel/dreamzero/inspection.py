@@ -11,6 +11,7 @@ import torch
 from kvcache.spec import KVSpec
 from worldmodel.checkpoint.inspection import (
     CARDS_GB,
+    CONTEXT_BYTES,
     MAX_SESSIONS,
     ComponentFacts,
     Inspection,
@@ -84,7 +85,11 @@ def inspect_dreamzero(
         precision=plan.description,
         components=_components(checkpoint),
         geometry=_geometry(checkpoint, robot, spec),
-        memory={**weights_bytes, **session_memory(spec, cross_store="text_and_image")},
+        memory={
+            **weights_bytes,
+            **session_memory(spec, cross_store="text_and_image"),
+            "cuda_context_bytes": CONTEXT_BYTES,
+        },
         capacity=tuple(card_capacity(card, spec, sum(weights_bytes.values())) for card in cards_gb),
         problems=(*part_problems(checkpoint, modules), *_choice_problems(checkpoint, options, plan, device, spec)),
     )

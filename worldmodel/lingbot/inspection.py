@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import torch
 from torch import nn
@@ -13,6 +12,7 @@ from worldmodel.checkpoint.component import Checkpoint, Component
 from worldmodel.checkpoint.errors import CheckpointError
 from worldmodel.checkpoint.inspection import (
     CARDS_GB,
+    CONTEXT_BYTES,
     MAX_SESSIONS,
     ComponentFacts,
     Inspection,
@@ -28,7 +28,8 @@ from worldmodel.lingbot.acceleration import check_choices
 from worldmodel.lingbot.camera import TOKEN_PIXELS
 from worldmodel.lingbot.config import LingBotOptions
 from worldmodel.lingbot.empty_model import EmptyModel, build_empty, find_problems, open_any
-from worldmodel.lingbot.memory import plan_kv
+from worldmodel.lingbot.memory import configured_kv
+from worldmodel.offload_settings import OffloadSettings
 from worldmodel.wan.layer_stream import NUM_SLOTS
 from worldmodel.wan.precision import PrecisionPlan, precision_plan
 from worldmodel.wan.text_encoder import default_placement
@@ -43,36 +44,70 @@ def inspect_checkpoint(
     precision: str,
     text_encoder: str | None = None,
     options: LingBotOptions | None = None,
+    offload: OffloadSettings | None = None,
     cards_gb: tuple[float, ...] = CARDS_GB,
     device: torch.device | None = None,
 ) -> Inspection:
     """Inspect a checkpoint, as it is on any GPU without a `device`.
 
-    With one, choices of `options` that cannot be had on it are problems too.
+    With one, choices of `options` that cannot be had on it are problems too. Of `offload` count the settings of the
+    VAE, the camera and decoding; the transformer is counted as resident.
 
     Raises `LoadFailed` if it cannot be understood, ValueError for a size or a precision that there isn't.
     """
+    options = options or LingBotOptions()
+    _check_call(width=width, height=height, precision=precision)
+    checkpoint = open_any(path)
+    return inspect_empty(
+        checkpoint,
+        build_empty(checkpoint, options),
+        width=width,
+        height=height,
+        precision=precision,
+        text_encoder=text_encoder,
+        options=options,
+        offload=offload or OffloadSettings(),
+        cards_gb=cards_gb,
+        device=device,
+    )
+
+
+def _check_call(*, width: int, height: int, precision: str) -> None:
     for name, pixels in (("width", width), ("height", height)):
         if pixels < TOKEN_PIXELS or pixels % TOKEN_PIXELS:
             raise ValueError(f"{name} must be a multiple of {TOKEN_PIXELS} pixels, got {pixels}")
-    options = options or LingBotOptions()
+    precision_plan(precision)
+
+
+def inspect_empty(
+    checkpoint: Checkpoint,
+    empty: EmptyModel,
+    *,
+    width: int,
+    height: int,
+    precision: str,
+    text_encoder: str | None,
+    options: LingBotOptions,
+    offload: OffloadSettings,
+    cards_gb: tuple[float, ...] = CARDS_GB,
+    device: torch.device | None = None,
+) -> Inspection:
+    """Inspect a checkpoint whose modules were laid out; see `inspect_checkpoint`."""
+    _check_call(width=width, height=height, precision=precision)
     plan = precision_plan(precision, device=device, vae=options.vae_precision)
-    checkpoint = open_any(path)
-    empty = build_empty(checkpoint, options)
-    spec = replace(
-        plan_kv(
-            empty.transformer.config,
-            empty.vae,
-            plan,
-            width=width,
-            height=height,
-            recache_on_prompt=options.recache_on_prompt,
-            noise_clip_latent_frames=options.noise_clip_latent_frames or 0,
-        ),
+    spec = configured_kv(
+        empty.transformer.config,
+        empty.vae,
+        plan,
+        width=width,
+        height=height,
+        options=options,
+        offload=offload,
         requested_sessions=MAX_SESSIONS,
     )
     placement = _placement(empty, plan, options, text_encoder)
-    weights_bytes = _weights(empty, plan, placement)
+    parks_vae = offload.vae == "parked"
+    weights_bytes = _weights(empty, plan, placement, parks_vae=parks_vae)
     return Inspection(
         checkpoint=checkpoint.name,
         digest=checkpoint.digest,
@@ -85,6 +120,8 @@ def inspect_checkpoint(
             **weights_bytes,
             **session_memory(spec, cross_store="text"),
             "text_encoder_on_host_bytes": _host(empty, plan, placement),
+            "vae_on_host_bytes": num_parameters(empty.vae) * plan.vae.itemsize if parks_vae else 0,
+            "cuda_context_bytes": CONTEXT_BYTES,
         },
         capacity=tuple(card_capacity(card, spec, sum(weights_bytes.values())) for card in cards_gb),
         problems=(*find_problems(checkpoint, empty), *_choice_problems(empty, options, plan, device, spec)),
@@ -157,8 +194,8 @@ def _geometry(empty: EmptyModel, spec: KVSpec, placement: TextPlacement) -> dict
     }
 
 
-def _weights(empty: EmptyModel, plan: PrecisionPlan, placement: TextPlacement) -> dict[str, int]:
-    """Count device bytes of the weights."""
+def _weights(empty: EmptyModel, plan: PrecisionPlan, placement: TextPlacement, *, parks_vae: bool) -> dict[str, int]:
+    """Count device bytes of the weights. A parked VAE's are counted where it works, among what sessions share."""
     text_bytes = num_parameters(empty.text_encoder) * plan.text_encoder.itemsize
     if placement is TextPlacement.CPU:
         text_bytes = 0
@@ -166,7 +203,7 @@ def _weights(empty: EmptyModel, plan: PrecisionPlan, placement: TextPlacement) -
         text_bytes = NUM_SLOTS * num_parameters(empty.text_encoder.layers[0]) * plan.text_encoder.itemsize
     return {
         "transformer_weights_bytes": transformer_bytes(empty.transformer, plan),
-        "vae_weights_bytes": num_parameters(empty.vae) * plan.vae.itemsize,
+        "vae_weights_bytes": 0 if parks_vae else num_parameters(empty.vae) * plan.vae.itemsize,
         "text_encoder_on_device_bytes": text_bytes,
     }
 

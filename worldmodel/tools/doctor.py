@@ -12,9 +12,10 @@ import importlib.util
 import json
 import resource
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -22,6 +23,9 @@ from worldmodel.checkpoint.errors import findings_of
 from worldmodel.errors import WorldModelError
 from worldmodel.messages import StartWorker
 from worldmodel.tools.amounts import bytes_text
+
+if TYPE_CHECKING:
+    from worldmodel.tools.doctor_needs import Findings
 
 MIN_TORCH = (2, 6)
 MIN_CAPABILITY = (8, 0)
@@ -55,15 +59,15 @@ class Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """Bytes that a configuration takes: on the device for one session, on the host, and page-locked of those.
+    """Bytes that a configuration takes by what they are for: of the device for one session, of the host, page-locked.
 
-    `session_bytes` is the part of `device_bytes` beside weights and libraries.
+    `session_bytes` are those of the device beside weights and libraries.
     """
 
-    device_bytes: int
+    device: Mapping[str, int]
     session_bytes: int
-    host_bytes: int
-    locked_bytes: int
+    host: Mapping[str, int]
+    locked: Mapping[str, int]
 
 
 def main() -> int:
@@ -82,13 +86,15 @@ def run_checks(start: StartWorker) -> Iterator[Check]:
     device_checks = list(_check_device(start.device))
     yield from device_checks
     has_device = all(check.status is Status.OK for check in device_checks)
-    needs = yield from _check_checkpoint(start, has_device=has_device)
-    if needs is not None:
-        if has_device:
-            yield from _check_device_memory(start, needs)
-            yield from _check_offload(start)
-        yield _check_host_memory(needs)
-        yield _check_locked_memory(needs)
+    found = yield from _check_checkpoint(start, has_device=has_device)
+    if found is not None:
+        if has_device and found.needs is not None:
+            yield from _check_device_memory(start, found.needs)
+        if found.outlook is not None:
+            yield found.outlook.check()
+        if found.needs is not None:
+            yield _check_host_memory(found.needs)
+            yield _check_locked_memory(found.needs)
     yield from _check_kernels(start.device)
 
 
@@ -125,37 +131,37 @@ def _check_device(name: str) -> Iterator[Check]:
     yield Check(status=status, name="device", expected=f"{name} with capability 8.0 or later", found=found)
 
 
-def _check_checkpoint(start: StartWorker, *, has_device: bool) -> Generator[Check, None, Needs | None]:
-    """Yield the check of the checkpoint; return what it needs, None if that cannot be known."""
-    from worldmodel.tools.doctor_needs import checkpoint_needs
+def _check_checkpoint(start: StartWorker, *, has_device: bool) -> Generator[Check, None, Findings | None]:
+    """Yield the check of the checkpoint; return what was found, None if that cannot be known."""
+    from worldmodel.tools.doctor_needs import look_into
 
     expected = f"a checkpoint for {start.model}"
     try:
-        found, problems, needs = checkpoint_needs(start, has_device=has_device)
+        found = look_into(start, has_device=has_device)
     except (WorldModelError, ValueError) as error:
         details = tuple(each.whole for each in findings_of(error)) if isinstance(error, WorldModelError) else ()
         yield Check(status=Status.FAIL, name="checkpoint", expected=expected, found=str(error), details=details)
         return None
-    if problems:
-        found = "; ".join(map(str, problems))
-        details = tuple(problem.whole for problem in problems)
-        yield Check(status=Status.FAIL, name="checkpoint", expected=expected, found=found, details=details)
+    if found.problems:
+        text = "; ".join(map(str, found.problems))
+        details = tuple(problem.whole for problem in found.problems)
+        yield Check(status=Status.FAIL, name="checkpoint", expected=expected, found=text, details=details)
     else:
-        yield Check(status=Status.OK, name="checkpoint", expected=expected, found=found)
-    return needs
+        yield Check(status=Status.OK, name="checkpoint", expected=expected, found=found.about)
+    return found
 
 
 def _check_device_memory(start: StartWorker, needs: Needs) -> Iterator[Check]:
     import torch
 
-    expected = f"{bytes_text(needs.device_bytes)} for weights and one session"
+    needed_bytes, expected = sum(needs.device.values()), _listed(needs.device)
     if torch.device(start.device).type != "cuda":
-        yield _memory_check("memory for the model", expected, _available_bytes(), needs.device_bytes)
+        yield _memory_check("memory for the model", expected, _available_bytes(), needed_bytes)
         if start.memory_bytes is not None:
             yield _check_session_budget(start.memory_bytes, needs)
         return
     free_bytes, total_bytes = torch.cuda.mem_get_info(start.device)
-    status = Status.OK if free_bytes >= needs.device_bytes else Status.FAIL
+    status = Status.OK if free_bytes >= needed_bytes else Status.FAIL
     found = f"{bytes_text(free_bytes)} free of {bytes_text(total_bytes)}"
     yield Check(status=status, name="device memory", expected=expected, found=found)
 
@@ -168,16 +174,7 @@ def _check_session_budget(allowed_bytes: int, needs: Needs) -> Check:
 
 
 def _check_host_memory(needs: Needs) -> Check:
-    expected = f"{bytes_text(needs.host_bytes)} for loading and the text encoder"
-    return _memory_check("host memory", expected, _available_bytes(), needs.host_bytes)
-
-
-def _check_offload(start: StartWorker) -> Iterator[Check]:
-    """Yield the plan of streamed weights and what a chunk takes, for the model that can stream them."""
-    if start.offload.streams and start.model == "lingbot_world_v2":
-        from worldmodel.tools.doctor_offload import check_offload
-
-        yield from check_offload(start)
+    return _memory_check("host memory", _listed(needs.host), _available_bytes(), sum(needs.host.values()))
 
 
 def _memory_check(name: str, expected: str, available_bytes: int, wanted_bytes: int) -> Check:
@@ -194,13 +191,19 @@ def _available_bytes() -> int:
 def _check_locked_memory(needs: Needs) -> Check:
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     found = "no limit" if limit == resource.RLIM_INFINITY else f"limit of {bytes_text(limit)}"
-    if needs.locked_bytes == 0:
+    locked_bytes = sum(needs.locked.values())
+    if locked_bytes == 0:
         return Check(status=Status.OK, name="memlock", expected="nothing is page-locked for long", found=found)
-    is_enough = limit == resource.RLIM_INFINITY or limit >= needs.locked_bytes
+    is_enough = limit == resource.RLIM_INFINITY or limit >= locked_bytes
     # The CUDA driver locks pages on its own account on most systems, so that a low limit need not matter.
     status = Status.OK if is_enough else Status.WARN
-    expected = f"{bytes_text(needs.locked_bytes)} for the streamed text encoder"
-    return Check(status=status, name="memlock", expected=expected, found=found)
+    return Check(status=status, name="memlock", expected=_listed(needs.locked), found=found)
+
+
+def _listed(parts: Mapping[str, int]) -> str:
+    """Add parts up, and name those that take anything."""
+    *most, last = [name for name, num_bytes in parts.items() if num_bytes]
+    return f"{bytes_text(sum(parts.values()))} for {', '.join(most)}{' and ' if most else ''}{last}"
 
 
 def _check_kernels(device: str) -> Iterator[Check]:

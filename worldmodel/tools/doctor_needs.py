@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 
 from worldmodel.checkpoint.inspection import CONTEXT_BYTES, Inspection
@@ -9,16 +12,30 @@ from worldmodel.checkpoint.problems import Problem
 from worldmodel.dreamzero.config import DreamZeroOptions
 from worldmodel.dreamzero.inspection import inspect_dreamzero
 from worldmodel.lingbot.config import LingBotOptions
-from worldmodel.lingbot.inspection import inspect_checkpoint
+from worldmodel.lingbot.empty_model import build_empty, open_any
+from worldmodel.lingbot.inspection import inspect_empty
 from worldmodel.messages import StartWorker
 from worldmodel.tools.amounts import bytes_text, parameters_text
 from worldmodel.tools.doctor import STAGING_BYTES, Needs
-from worldmodel.tools.doctor_offload import streamed_needs
+from worldmodel.tools.doctor_offload import Outlook, look_ahead, preview, streamed_needs
 from worldmodel.wan.text_names import TextPlacement
 
 
-def checkpoint_needs(start: StartWorker, *, has_device: bool) -> tuple[str, tuple[Problem, ...], Needs | None]:
-    """Return a description of the checkpoint, its problems, and what it needs.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """A description of the checkpoint, its problems, what it needs, and the plan if its layers are streamed.
+
+    `needs` of None: they are not known. `outlook` of None: nothing is streamed, or the device is not there.
+    """
+
+    about: str
+    problems: tuple[Problem, ...] = ()
+    needs: Needs | None = None
+    outlook: Outlook | None = None
+
+
+def look_into(start: StartWorker, *, has_device: bool) -> Findings:
+    """Look into the checkpoint of a configuration.
 
     Choices that depend on the device are checked where `has_device` says that it is there.
 
@@ -30,10 +47,10 @@ def checkpoint_needs(start: StartWorker, *, has_device: bool) -> tuple[str, tupl
         case "dreamzero":
             return _dreamzero(start, torch.device(start.device) if has_device else None)
         case _:
-            return f"{start.checkpoint or 'none'} (not looked into for this model)", (), None
+            return Findings(about=f"{start.checkpoint or 'none'} (not looked into for this model)")
 
 
-def _dreamzero(start: StartWorker, device: torch.device | None) -> tuple[str, tuple[Problem, ...], Needs | None]:
+def _dreamzero(start: StartWorker, device: torch.device | None) -> Findings:
     """Read settings and headers as a worker does. Raises what that raises, with all problems."""
     found = inspect_dreamzero(
         start.checkpoint,
@@ -49,30 +66,42 @@ def _dreamzero(start: StartWorker, device: torch.device | None) -> tuple[str, tu
         "image_encoder_weights_bytes",
         "text_encoder_on_device_bytes",
     )
-    device_bytes = sum(found.memory[name] for name in (*weights, "first_session_bytes"))
-    context_bytes = CONTEXT_BYTES if start.device.startswith("cuda") else 0
     needs = Needs(
-        device_bytes=device_bytes + context_bytes,
+        device=_device(found, weights, is_cuda=start.device.startswith("cuda")),
         session_bytes=found.memory["first_session_bytes"],
-        host_bytes=STAGING_BYTES,
-        locked_bytes=0,
+        host={"loading": STAGING_BYTES},
+        locked={},
     )
-    return _describe(found), found.problems, needs
+    return Findings(about=_describe(found), problems=found.problems, needs=needs)
 
 
-def _lingbot(start: StartWorker, device: torch.device | None) -> tuple[str, tuple[Problem, ...], Needs | None]:
+def _lingbot(start: StartWorker, device: torch.device | None) -> Findings:
     options = LingBotOptions.from_json(start.model_options).for_worker()
     is_cuda = start.device.startswith("cuda")
-    found = inspect_checkpoint(
-        start.checkpoint,
+    checkpoint = open_any(start.checkpoint)
+    empty = build_empty(checkpoint, options)
+    found = inspect_empty(
+        checkpoint,
+        empty,
         width=start.width,
         height=start.height,
         precision=start.precision,
         options=options,
         text_encoder=None if is_cuda else TextPlacement.RESIDENT.value,
+        offload=start.offload,
         device=device,
     )
-    return _describe(found), found.problems, streamed_needs(start, _needs(found, is_cuda=is_cuda))
+    needs = _needs(found, is_cuda=is_cuda)
+    if not start.offload.streams:
+        return Findings(about=_describe(found), problems=found.problems, needs=needs)
+    before = preview(start, checkpoint, empty, options)
+    outlook = None if device is None else look_ahead(before)
+    return Findings(
+        about=_describe(found),
+        problems=found.problems,
+        needs=streamed_needs(before, needs, None if outlook is None else outlook.plan),
+        outlook=outlook,
+    )
 
 
 def _describe(found: Inspection) -> str:
@@ -83,12 +112,23 @@ def _describe(found: Inspection) -> str:
 
 
 def _needs(found: Inspection, *, is_cuda: bool) -> Needs:
-    weights = ("transformer_weights_bytes", "vae_weights_bytes", "text_encoder_on_device_bytes", "first_session_bytes")
-    device_bytes = sum(found.memory[name] for name in weights)
-    off_device = found.memory["text_encoder_on_host_bytes"]
+    weights = ("transformer_weights_bytes", "vae_weights_bytes", "text_encoder_on_device_bytes")
+    text_bytes, vae_bytes = found.memory["text_encoder_on_host_bytes"], found.memory["vae_on_host_bytes"]
+    is_text_streamed = found.geometry["text_encoder_placement"] == TextPlacement.STREAMED
     return Needs(
-        device_bytes=device_bytes + (CONTEXT_BYTES if is_cuda else 0),
+        device=_device(found, weights, is_cuda=is_cuda),
         session_bytes=found.memory["first_session_bytes"],
-        host_bytes=STAGING_BYTES + off_device,
-        locked_bytes=off_device if found.geometry["text_encoder_placement"] == TextPlacement.STREAMED else 0,
+        host={"loading": STAGING_BYTES, "the text encoder": text_bytes, "the parked VAE": vae_bytes},
+        locked={
+            "the streamed text encoder": text_bytes if is_text_streamed else 0,
+            "the parked VAE": vae_bytes if is_cuda else 0,
+        },
     )
+
+
+def _device(found: Inspection, weights: Sequence[str], *, is_cuda: bool) -> dict[str, int]:
+    return {
+        "weights": sum(found.memory[name] for name in weights),
+        "CUDA context": CONTEXT_BYTES if is_cuda else 0,
+        "one session": found.memory["first_session_bytes"],
+    }

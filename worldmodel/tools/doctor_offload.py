@@ -1,4 +1,4 @@
-"""What `doctor` says of streamed weights: the plan, and how long a chunk takes at the measured rates of this host.
+"""What `doctor` says of streamed weights: the worker's own plan, and how long a chunk takes at the rates of this host.
 
 Copying is measured with a buffer of 256 MiB, computing with one matrix product of each number format; all are given
 back. Decoding, norms and the start of kernels come on top, so that a chunk takes no less than what is said.
@@ -7,109 +7,177 @@ back. Decoding, norms and the start of kernels come on top, so that a chunk take
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 
 from kvcache.spec import KVSpec
-from offload.errors import IllegalCombination
-from offload.layout import FlatLayout
-from offload.link import measure_link
-from offload.residency import ResidencyPlan
+from offload.errors import OffloadError
+from offload.host_plan import HostKind
+from offload.link import measure_link, measure_staged
+from offload.streamed_model import Transfer
+from worldmodel.checkpoint.component import Checkpoint
 from worldmodel.errors import LoadFailed
-from worldmodel.kernels.fused_layer import FusedFormat
-from worldmodel.kernels.layer_ops import FP8, PlainOps
+from worldmodel.kernels.layer_ops import FP8
+from worldmodel.lingbot.acceleration import layer_format
 from worldmodel.lingbot.config import LingBotOptions
 from worldmodel.lingbot.empty_model import EmptyModel, build_empty, open_any
-from worldmodel.lingbot.layer_parts import USES_PER_CHUNK, is_streamed_name
-from worldmodel.lingbot.memory import outside_bytes, plan_kv
-from worldmodel.lingbot.streamed_layers import part_layouts
-from worldmodel.lingbot.streaming_plan import DeviceNumbers, check_settings, plan_layers
+from worldmodel.lingbot.layer_parts import USES_PER_CHUNK
+from worldmodel.lingbot.memory import configured_kv, outside_bytes
+from worldmodel.lingbot.streamed_layers import LayerForm, stored_tensors
+from worldmodel.lingbot.streaming_plan import (
+    WORKING_BYTES,
+    DeviceNumbers,
+    StreamPlan,
+    buffers_bytes,
+    plan_stream,
+)
 from worldmodel.messages import StartWorker
 from worldmodel.tools.doctor import Check, Needs, Status
 from worldmodel.wan.precision import PrecisionPlan, precision_plan
+from worldmodel.wan.text_encoder import default_placement
+from worldmodel.wan.text_names import TextPlacement
 
 PRODUCT = 4096
 """Rows, columns and depth of the product that is timed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Forecast:
-    """A plan and what a chunk takes under it at least, in milliseconds."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Preview:
+    """What a worker plans with, before it has weights. Build it with `preview`."""
 
-    residency: ResidencyPlan
-    link_bytes_per_s: float
-    copy_ms: float
-    compute_ms: float
+    start: StartWorker
+    checkpoint: Checkpoint
+    empty: EmptyModel
+    options: LingBotOptions
+    precision: PrecisionPlan
+    kv: KVSpec
 
-    def describe(self) -> str:
-        """Say it in a line."""
-        longer = max(self.copy_ms, self.compute_ms)
-        return (
-            f"{self.residency.describe()}; at {self.link_bytes_per_s / 1e9:.1f} GB/s a chunk takes at least "
-            f"{longer:.0f} ms (copying {self.copy_ms:.0f} ms, computing {self.compute_ms:.0f} ms)"
+    @property
+    def device(self) -> torch.device:
+        return torch.device(self.start.device)
+
+    @property
+    def loaded_bytes(self) -> int:
+        """Count what a worker finds on its device when it plans: all weights but those of the layers."""
+        empty, precision = self.empty, self.precision
+        parks_vae = self.start.offload.vae == "parked"
+        text_bytes = sum(each.numel() for each in empty.text_encoder.parameters()) * precision.text_encoder.itemsize
+        placement = self.options.text_encoder or default_placement(
+            empty.text_encoder, precision.text_encoder, self.device
         )
+        is_there = placement is TextPlacement.RESIDENT or self.device.type != "cuda"
+        return outside_bytes(empty.transformer, empty.vae, precision, parks_vae=parks_vae) + is_there * text_bytes
+
+    def form(self) -> LayerForm:
+        """Return the layers as the worker would have them. Raises `LoadFailed` for operations that can't be had."""
+        config = self.empty.transformer.config
+        return LayerForm(config, self.precision, layer_format(self.options, self.precision, self.device))
+
+    def plan(self, device_free_bytes: int | None = None) -> StreamPlan:
+        """Plan as a worker would. `device_free_bytes`: of a device without this worker; None if nobody measured it.
+
+        Raises `LoadFailed` or `OffloadError` as a start does.
+        """
+        loaded_bytes = self.loaded_bytes
+        numbers = DeviceNumbers(
+            loaded_bytes=loaded_bytes,
+            free_bytes=None if device_free_bytes is None else device_free_bytes - loaded_bytes,
+            gpu_memory_fraction=self.start.gpu_memory_fraction if self.device.type == "cuda" else 1.0,
+        )
+        stored = stored_tensors(self.checkpoint.component("transformer"))
+        return plan_stream(self.form(), stored, self.start.offload, self.precision, self.kv, numbers, self.device)
 
 
-def check_offload(start: StartWorker) -> Iterator[Check]:
-    """Yield what is to be said of the section [offload]: nothing where weights are resident."""
-    if not start.offload.streams:
-        return
-    expected = f"streamed weights, {start.offload.host}, {start.offload.transfer}"
+def preview(start: StartWorker, checkpoint: Checkpoint, empty: EmptyModel, options: LingBotOptions) -> Preview:
+    """Put together what a worker of this configuration plans with. Raises ValueError for an unknown precision."""
+    precision = precision_plan(start.precision, device=torch.device(start.device), vae=options.vae_precision)
+    kv = configured_kv(
+        empty.transformer.config,
+        empty.vae,
+        precision,
+        width=start.width,
+        height=start.height,
+        options=options,
+        offload=start.offload,
+        requested_sessions=start.requested_sessions,
+    )
+    return Preview(start=start, checkpoint=checkpoint, empty=empty, options=options, precision=precision, kv=kv)
+
+
+def open_preview(start: StartWorker) -> Preview:
+    """Open the checkpoint of a configuration for a preview. Raises what a load raises."""
+    options = LingBotOptions.from_json(start.model_options).for_worker()
+    checkpoint = open_any(start.checkpoint)
+    return preview(start, checkpoint, build_empty(checkpoint, options), options)
+
+
+def streamed_needs(before: Preview, needs: Needs, plan: StreamPlan | None) -> Needs | None:
+    """Return what the configuration needs when layers are streamed, None for layers that can't be as they are wished.
+
+    `plan` of None: there is none, every layer counts.
+    """
     try:
-        check_settings(start.offload, _precision(start), torch.device(start.device))
-        forecast = predict(start)
-    except (LoadFailed, IllegalCombination) as error:
-        yield Check(status=Status.FAIL, name="offload", expected=expected, found=str(error))
-        return
-    yield Check(status=Status.OK, name="offload", expected=expected, found=forecast.describe())
-
-
-def predict(start: StartWorker) -> Forecast:
-    """Plan as a worker would, and measure the rates. The device must be there. Raises `LoadFailed` as a start does."""
-    device = torch.device(start.device)
-    empty = _empty(start)
-    kv = _kv(start, empty)
-    free_bytes = None
-    if device.type == "cuda":
-        free_bytes = torch.cuda.mem_get_info(device)[0] - _outside_bytes(start, empty)
-    residency = _plan(start, empty, kv, free_bytes)
-    link = measure_link(device)
-    return Forecast(
-        residency=residency,
-        link_bytes_per_s=link,
-        copy_ms=residency.copy_ms(link),
-        compute_ms=1000 * _compute_s(chunk_work(empty, kv), _precision(start), device),
-    )
-
-
-def plan_by_sizes(start: StartWorker) -> ResidencyPlan:
-    """Plan as a worker would on a device that is not there. Raises `LoadFailed` as a start does."""
-    empty = _empty(start)
-    return _plan(start, empty, _kv(start, empty), None)
-
-
-def streamed_needs(start: StartWorker, needs: Needs) -> Needs:
-    """Return what a configuration needs if its layers are streamed: buffers on the device, the layers on the host."""
-    if not start.offload.streams:
-        return needs
-    empty = _empty(start)
-    plan = _precision(start)
-    layouts = _layouts(empty, plan)
-    buffers_bytes = 2 * sum(layout.num_bytes for layout in layouts.values())
-    layers_bytes = empty.transformer.config.num_layers * buffers_bytes // 2
-    resident_bytes = sum(
-        parameter.numel() * plan.linear.itemsize
-        for name, parameter in empty.transformer.named_parameters()
-        if is_streamed_name(name)
-    )
-    locked_bytes = layers_bytes if start.offload.transfer == "registered" else 0
+        layouts = before.form().layouts
+    except LoadFailed:
+        return None
+    num_layers = before.empty.transformer.config.num_layers
+    all_bytes = num_layers * sum(layout.num_bytes for layout in layouts.values())
     return replace(
         needs,
-        device_bytes=needs.device_bytes - resident_bytes + buffers_bytes,
-        host_bytes=needs.host_bytes + layers_bytes,
-        locked_bytes=needs.locked_bytes + locked_bytes,
+        device={
+            "other weights": before.loaded_bytes,
+            "buffers of layers": buffers_bytes(layouts, num_layers),
+            "working memory": WORKING_BYTES if before.device.type == "cuda" else 0,
+            "one session": before.kv.required_bytes(1),
+        },
+        host={**needs.host, "streamed layers": all_bytes if plan is None else plan.residency.host_bytes},
+        locked={**needs.locked, "streamed layers": 0 if plan is None else plan.locked_bytes},
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """The plan of a worker on the device that is there, or why there is none."""
+
+    before: Preview
+    plan: StreamPlan | None
+    problem: str = ""
+
+    def check(self) -> Check:
+        """Say it, and measure how long a chunk takes under it. WARN: something is not as it was wished for."""
+        wish = self.before.start.offload
+        expected = f"streamed weights, {wish.host}, {wish.transfer}"
+        if self.plan is None:
+            return Check(status=Status.FAIL, name="offload", expected=expected, found=self.problem)
+        is_as_wished = self.plan.host.kind is HostKind(wish.host) and self.plan.transfer is Transfer(wish.transfer)
+        found = f"{self.plan.describe()}; {_forecast(self.before, self.plan)}"
+        return Check(status=Status.OK if is_as_wished else Status.WARN, name="offload", expected=expected, found=found)
+
+
+def look_ahead(before: Preview) -> Outlook:
+    """Plan as a worker would on this device, which must be there."""
+    device = before.device
+    free_bytes = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
+    try:
+        return Outlook(before=before, plan=before.plan(free_bytes))
+    except (LoadFailed, OffloadError) as error:
+        return Outlook(before=before, plan=None, problem=str(error))
+
+
+def _forecast(before: Preview, plan: StreamPlan) -> str:
+    """Measure the rates of this device, and say what a chunk takes at least."""
+    device = before.device
+    compute_ms = 1000 * _compute_s(chunk_work(before.empty, before.kv), before.precision, device)
+    if plan.residency.copied_bytes_per_chunk == 0:
+        return f"nothing is copied, a chunk takes at least {compute_ms:.0f} ms"
+    measure = measure_link if plan.transfer is Transfer.REGISTERED else measure_staged
+    rate = measure(device)
+    copy_ms = plan.residency.copy_ms(rate)
+    return (
+        f"at {rate / 1e9:.1f} GB/s a chunk takes at least {max(copy_ms, compute_ms):.0f} ms "
+        f"(copying {copy_ms:.0f} ms, computing {compute_ms:.0f} ms)"
     )
 
 
@@ -144,52 +212,6 @@ def _compute_s(work: ChunkWork, plan: PrecisionPlan, device: torch.device) -> fl
     linears_s = work.linears_flop / fast
     attention_s = work.attention_flop / (fast if plan.quantizes_kv else rate)
     return linears_s + attention_s + work.camera_flop / rate
-
-
-def _options(start: StartWorker) -> LingBotOptions:
-    return LingBotOptions.from_json(start.model_options).for_worker()
-
-
-def _precision(start: StartWorker) -> PrecisionPlan:
-    return precision_plan(start.precision, device=torch.device(start.device), vae=_options(start).vae_precision)
-
-
-def _empty(start: StartWorker) -> EmptyModel:
-    return build_empty(open_any(start.checkpoint), _options(start))
-
-
-def _kv(start: StartWorker, empty: EmptyModel) -> KVSpec:
-    return plan_kv(
-        empty.transformer.config,
-        empty.vae,
-        _precision(start),
-        width=start.width,
-        height=start.height,
-        requested_sessions=start.requested_sessions,
-        keeps_camera=start.offload.camera_modulation == "per_chunk",
-        decodes_whole_chunks=start.offload.decode == "whole_chunk",
-        parks_vae=start.offload.vae == "parked",
-    )
-
-
-def _layouts(empty: EmptyModel, plan: PrecisionPlan) -> dict[str, FlatLayout]:
-    layer_format = FusedFormat(PlainOps(), plan.linear, quantize=True) if plan.quantizes_linears else None
-    return part_layouts(empty.transformer.config, plan, layer_format)
-
-
-def _outside_bytes(start: StartWorker, empty: EmptyModel) -> int:
-    plan, parks_vae = _precision(start), start.offload.vae == "parked"
-    return outside_bytes(empty.transformer, empty.vae, plan, parks_vae=parks_vae)
-
-
-def _plan(start: StartWorker, empty: EmptyModel, kv: KVSpec, free_bytes: int | None) -> ResidencyPlan:
-    plan = _precision(start)
-    numbers = DeviceNumbers(
-        loaded_bytes=_outside_bytes(start, empty),
-        free_bytes=free_bytes,
-        gpu_memory_fraction=start.gpu_memory_fraction if free_bytes is not None else 1.0,
-    )
-    return plan_layers(_layouts(empty, plan), empty.transformer.config.num_layers, start.offload, kv, numbers)
 
 
 def _product_rate(device: torch.device, dtype: torch.dtype) -> float:

@@ -14,6 +14,7 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import asdict
 
+import msgspec
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
@@ -29,10 +30,15 @@ from worldmodel.errors import RequestRefused, WorldModelError
 from worldmodel.lingbot.config import LingBotOptions
 from worldmodel.lingbot.config import parse_options as parse_lingbot
 from worldmodel.lingbot.inspection import inspect_checkpoint
+from worldmodel.offload_settings import OffloadSettings
 from worldmodel.tools.amounts import bytes_text
 from worldmodel.tools.argument_parser import ToolParser
 
 MAX_CARD_GB = 1e6
+
+OFFLOAD_KEYS = ("vae", "camera_modulation", "decode")
+"""Settings of `[offload]` that count for resident weights too; plans of streamed ones are told by `doctor`."""
+
 WORLD_WIDTH, WORLD_HEIGHT = 832, 480
 
 
@@ -65,6 +71,8 @@ def _inspect(arguments: argparse.Namespace) -> Inspection:
     if is_dreamzero(arguments.checkpoint):
         if arguments.text_encoder is not None:
             raise ValueError("--text-encoder: the text encoder of a DreamZero checkpoint is always resident")
+        if arguments.offload:
+            raise ValueError("--offload: no setting of [offload] counts for a DreamZero checkpoint")
         # Without one, it is for the robot that the checkpoint is of.
         table.setdefault("embodiment", trained_embodiment(arguments.checkpoint))
         return inspect_dreamzero(
@@ -82,6 +90,7 @@ def _inspect(arguments: argparse.Namespace) -> Inspection:
         precision=arguments.precision,
         text_encoder=arguments.text_encoder,
         options=LingBotOptions.from_json(_checked(parse_lingbot, table)),
+        offload=_offload(arguments.offload),
         cards_gb=arguments.cards,
     )
 
@@ -91,6 +100,18 @@ def _checked(parse: OptionsParser, table: dict[str, object]) -> bytes:
         return parse(table)
     except RequestRefused as error:
         raise ValueError(f"--option: {error.message}") from error
+
+
+def _offload(given: Sequence[tuple[str, object]]) -> OffloadSettings:
+    """Read the settings of `[offload]` that count whatever is streamed. Raises ValueError."""
+    table: dict[str, object] = dict(given)
+    for name in table:
+        if name not in OFFLOAD_KEYS:
+            raise ValueError(f"--offload: expected one of {', '.join(OFFLOAD_KEYS)}, got {name!r}")
+    try:
+        return msgspec.convert(table, OffloadSettings)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"--offload: {error}") from error
 
 
 def _parser() -> ToolParser:
@@ -112,6 +133,14 @@ def _parser() -> ToolParser:
         default=[],
         metavar="KEY=VALUE",
         help="an option as in [model.options], such as vae_precision=float32; may be given several times",
+    )
+    parser.add_argument(
+        "--offload",
+        type=_option,
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help=f"one of {', '.join(OFFLOAD_KEYS)} as in [offload], such as vae=parked; may be given several times",
     )
     parser.add_argument(
         "--cards",

@@ -4,38 +4,34 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from offload.residency import ResidencyPlan
 from server.app import start_message
 from server.config import load_config
+from tests.support.empty_models import lay_out_once
 from worldmodel.checkpoint.inspection import CONTEXT_BYTES
 from worldmodel.errors import LoadFailed
-from worldmodel.lingbot.config import LingBotOptions
-from worldmodel.lingbot.empty_model import EmptyModel, build_empty, open_any
-from worldmodel.lingbot.memory import outside_bytes
 from worldmodel.lingbot.streaming_plan import WORKING_BYTES
 from worldmodel.messages import StartWorker
 from worldmodel.offload_settings import OffloadSettings
-from worldmodel.tools import doctor_offload
-from worldmodel.wan.precision import precision_plan
+from worldmodel.tools.doctor_offload import open_preview
 
 CONFIGS = Path(__file__).resolve().parents[4] / "configs"
 GIB = 2**30
 SMALL = {"camera_modulation": "per_layer", "decode": "per_latent_frame", "vae": "parked"}
 
 
-@cache
-def published() -> EmptyModel:
-    return build_empty(open_any("random:lingbot-world-v2"), LingBotOptions())
-
-
 @pytest.fixture(autouse=True)
 def one_empty_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor_offload, "_empty", lambda start: published())
+    lay_out_once(monkeypatch)
+
+
+def planned(start: StartWorker) -> ResidencyPlan:
+    return open_preview(start).plan().residency
 
 
 def start(precision: str, device_gib: float, **offload: Any) -> StartWorker:
@@ -64,7 +60,7 @@ def test_layers_that_stay_on_a_card(
     precision: str, device_gib: float, offload: dict[str, str], resident: tuple[int, int, int], copied_gb: float
 ) -> None:
     """The table of `docs/offload.md`."""
-    residency = doctor_offload.plan_by_sizes(start(precision, device_gib, **offload))
+    residency = planned(start(precision, device_gib, **offload))
     assert tuple(len(residency.parts[part].resident) for part in ("forward", "camera", "text")) == resident
     assert residency.copied_bytes_per_chunk / 1e9 == pytest.approx(copied_gb, abs=0.05)
 
@@ -72,7 +68,8 @@ def test_layers_that_stay_on_a_card(
 def test_the_numbers_of_24_gib() -> None:
     """What `docs/offload.md` adds up, in bytes."""
     start_24 = start("fp8_kv", 24, **SMALL)
-    kv = doctor_offload._kv(start_24, published())
+    before = open_preview(start_24)
+    kv = before.kv
     frame_bytes = 96 * 480 * 832 * 2
     parts = {
         "context": CONTEXT_BYTES,
@@ -85,12 +82,11 @@ def test_the_numbers_of_24_gib() -> None:
         "VAE at work": (5 * 4 + 2) * frame_bytes + 2 * 126_892_531,
         "working memory": WORKING_BYTES,
     }
-    empty, plan = published(), precision_plan("fp8_kv")
-    assert outside_bytes(empty.transformer, empty.vae, plan, parks_vae=True) == parts["outside the layers"]
+    assert before.loaded_bytes == parts["outside the layers"]
     taken = sum(parts.values())
     assert kv.required_bytes(1) == taken - CONTEXT_BYTES - WORKING_BYTES - parts["outside the layers"]
     assert 24 * GIB - taken == 1_960_565_274
-    assert doctor_offload.plan_by_sizes(start_24).device_bytes <= 24 * GIB - taken
+    assert planned(start_24).device_bytes <= 24 * GIB - taken
 
 
 @pytest.mark.parametrize(
@@ -105,12 +101,13 @@ def test_what_does_not_fit_is_refused_with_all_numbers(
         f"{session} GiB for one session"
     )
     with pytest.raises(LoadFailed, match=re.escape(numbers)):
-        doctor_offload.plan_by_sizes(start("fp8_kv", device_gib, **offload))
+        planned(start("fp8_kv", device_gib, **offload))
 
 
 @pytest.mark.parametrize("card", [24, 48])
 def test_the_shipped_configurations_of_small_cards_plan(card: int) -> None:
-    shipped = start_message(load_config(CONFIGS / f"lingbot_world_v2_{card}gb.toml", environment={}))
+    config = load_config(CONFIGS / f"lingbot_world_v2_{card}gb.toml", environment={})
+    shipped = replace(start_message(config), checkpoint="random:lingbot-world-v2")
     bounded = replace(shipped, offload=replace(shipped.offload, device_bytes=card * GIB))
-    residency = doctor_offload.plan_by_sizes(bounded)
+    residency = planned(bounded)
     assert residency.host_bytes > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from rich.console import Console
 from safetensors.torch import load_file, save_file
 
 from tests.support.checkpoint_headers import write_headers
+from tests.support.empty_models import lay_out_once
+from worldmodel.checkpoint.inspection import CONTEXT_BYTES
 from worldmodel.checkpoint.writer import write_checkpoint
 from worldmodel.lingbot.config import LingBotOptions
 from worldmodel.lingbot.inspection import inspect_checkpoint
@@ -21,6 +24,12 @@ from worldmodel.lingbot.published import TINY
 from worldmodel.tools.inspect import main, show
 
 FULL = "random:lingbot-world-v2"
+WEIGHTS = ("transformer_weights", "vae_weights", "text_encoder_on_device")
+
+
+@pytest.fixture(autouse=True)
+def one_empty_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    lay_out_once(monkeypatch)
 
 
 @pytest.fixture
@@ -40,7 +49,38 @@ def test_memory_and_capacity_of_the_full_model() -> None:
     assert memory["text_encoder_on_host_bytes"] == 2 * 5_680_910_336
     sessions = {card.card_gb: card.sessions for card in found.capacity}
     assert sessions == {24.0: 0, 48.0: 0, 80.0: 1, 141.0: 3}
+    assert memory["cuda_context_bytes"] == CONTEXT_BYTES
+    weights_bytes = sum(memory[f"{name}_bytes"] for name in WEIGHTS)
+    assert found.capacity[2].spare_bytes == 80 * 10**9 - CONTEXT_BYTES - weights_bytes - memory["first_session_bytes"]
     assert found.problems == ()
+
+
+def test_settings_that_count_whatever_is_streamed_count_here(capsys: pytest.CaptureFixture[str]) -> None:
+    def first_session(*settings: str) -> tuple[int, int]:
+        flags = [word for setting in settings for word in ("--offload", setting)]
+        assert main([FULL, "--json", "--cards", "80", *flags]) == 0
+        memory = json.loads(capsys.readouterr().out)["memory"]
+        return memory["first_session_bytes"], memory["vae_weights_bytes"]
+
+    frame_bytes, stream_bytes, hidden_bytes = 96 * 480 * 832 * 2, 3 * 1560 * 5120 * 2, 2 * 3 * 1560 * 13824 * 2
+    vae_bytes = 2 * 126_892_531
+    bytes_now, weights_bytes = first_session()
+    rest_bytes = bytes_now - (5 * 12 + 2) * frame_bytes
+    assert weights_bytes == vae_bytes
+    # Then denoising is the larger: scale and shift of 40 layers, 12 streams, the feed-forward.
+    assert first_session("decode=per_latent_frame")[0] - rest_bytes == (2 * 40 + 12) * stream_bytes + hidden_bytes
+    assert first_session("vae=parked") == (bytes_now + vae_bytes, 0)
+    three = first_session("decode=per_latent_frame", "vae=parked", "camera_modulation=per_layer")
+    assert three == (rest_bytes + (5 * 4 + 2) * frame_bytes + vae_bytes, 0)
+
+
+def test_other_settings_of_offloading_are_refused_by_name(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for flag, message in {
+        "weights=streamed": "--offload: expected one of vae, camera_modulation, decode, got 'weights'",
+        "vae=away": "offload.vae: expected one of resident, parked, got 'away'",
+    }.items():
+        assert main([str(tiny), "--offload", flag]) == 2
+        assert message in capsys.readouterr().err
 
 
 def test_options_of_a_configuration_can_be_given(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -57,7 +97,12 @@ def test_options_of_a_configuration_can_be_given(tiny: Path, capsys: pytest.Capt
 def test_the_full_checkpoint_is_inspected_from_its_headers(
     tmp_path: Path, layout: Layout, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_headers(plan_checkpoint(PUBLISHED, layout=layout), tmp_path / "full")
+    plan, tiny = (plan_checkpoint(model, layout=layout) for model in (PUBLISHED, TINY))
+    # A vocabulary of 256384 tokens takes seconds to write and to read; a smaller one is as good.
+    names = [name for name in plan.json_files if name.endswith("tokenizer.json")]
+    assert len(names) == 1
+    small = {**plan.json_files, names[0]: tiny.json_files[names[0]]}
+    write_headers(replace(plan, json_files=small), tmp_path / "full")
     stored_bytes = sum(file.stat().st_size for file in (tmp_path / "full").rglob("*") if file.is_file())
     assert stored_bytes > 86e9
     assert main([str(tmp_path / "full"), "--json", "--cards", "80,141"]) == 0
