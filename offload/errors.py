@@ -58,7 +58,7 @@ class CacheBusy(CacheError):
     """Report that a lock was not had in time."""
 
     def __init__(self, lock: str, *, holder: str, waited_s: float) -> None:
-        super().__init__(f"{lock} is {holder} for more than {waited_s:g} s")
+        super().__init__(f"{lock} is {holder} for more than {waited_s:.4g} s")
         self.waited_s = waited_s
 
 

@@ -17,8 +17,9 @@ from offload.cached_layers import cache_request
 from offload.errors import CacheError, OffloadError
 from offload.file_lock import OnWait
 from offload.host_registration import RegistrationLimits
+from offload.mapped_memory import MappedMemory
 from offload.residency import plan_residency
-from offload.streamed_model import TransferWish
+from offload.streamed_model import Transfer, TransferWish
 from tests.support.lingbot_streaming import NUM_LAYERS, config, resident, rollout, streamed, write_checkpoint
 from tests.support.weight_cache import is_locked_for_others, open_folder
 from worldmodel.checkpoint.stored_component import StoredComponent
@@ -321,6 +322,7 @@ def test_settings_come_to_the_cache_and_to_page_locking(
 
     assert wishes[0].limits == RegistrationLimits(max_bytes=10**9, timeout_s=5.0)
     assert wishes[0].falls_back
+    assert wishes[0].transfer is Transfer.STAGED
     assert wishes[0].reason == "cpu is no CUDA device"
     assert told[0] == "waiting for somebody"
 
@@ -407,6 +409,42 @@ def test_a_build_that_fails_half_way_becomes_ordinary_with_the_same_bits(
     assert description.startswith("weights streamed from ordinary memory")
     assert "No space left on device" in description
     assert_equal_bits(rollout(model, forward), expected["float32", precision, is_fused])
+
+
+@pytest.mark.parametrize(("host", "num_mapped"), [("checkpoint_mmap", 0), ("runtime_cache", 2)])
+def test_files_that_cannot_be_mapped_stop_the_start_or_become_ordinary(
+    checkpoints: dict[str, StoredComponent],
+    expected: dict[tuple[str, str, bool], list[torch.Tensor]],
+    cache_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    host: str,
+    num_mapped: int,
+) -> None:
+    """Also the third of six, with nothing left in use of the cache."""
+    real_map, calls = MappedMemory.of_file, 0
+
+    def map_file(file: Path) -> MappedMemory:
+        nonlocal calls
+        calls += 1
+        if calls > num_mapped:
+            raise OffloadError(f"{file}: cannot be mapped (Cannot allocate memory)")
+        return real_map(file)
+
+    wish = settings(
+        host=host, cache_folder=str(cache_folder) if host == "runtime_cache" else "", resident_bytes=600_000
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(MappedMemory, "of_file", map_file)
+        with pytest.raises(LoadFailed, match=rf"host weights '{host}' can't be used: .* cannot be mapped"):
+            streamed(checkpoints["float32"], "fp32", wish, is_fused=True)
+        calls = 0
+        model, forward, _, description = streamed(
+            checkpoints["float32"], "fp32", replace(wish, on_unavailable="ordinary"), is_fused=True
+        )
+
+    assert "cannot be mapped" in description
+    assert not any(is_locked_for_others(lock) for lock in (cache_folder / "locks").glob("*"))
+    assert_equal_bits(rollout(model, forward), expected["float32", "fp32", True])
 
 
 def test_old_entries_make_room_but_never_the_one_in_use(
