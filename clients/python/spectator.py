@@ -25,7 +25,7 @@ from server.wire.messages import (
 logger = logging.getLogger(__name__)
 
 REJOIN_DELAYS_S = (0.25, 1.0, 2.0, 4.0)
-REJOINABLE_CLOSE_CODES = frozenset({1001, 1006, 1013})
+REJOINABLE_CLOSE_CODES = frozenset({1001, 1005, 1006, 1013})
 """The link broke, or this spectator was too slow; the session goes on."""
 
 

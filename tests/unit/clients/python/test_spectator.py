@@ -94,11 +94,18 @@ async def test_the_state_is_that_of_the_story_so_far() -> None:
     assert server.told == [{"type": "session.watch", "protocol": 1, "session_id": "s-1"}]
 
 
+NO_STATUS = 1005
+
+
 def ending_with(code: int) -> Script:
     async def script(connection: ServerConnection) -> None:
         await say(connection, WATCHING)
         await show(connection, 0)
-        await connection.close(code)
+        if code == NO_STATUS:
+            connection.protocol.send_close()
+            connection.transport.write(b"".join(connection.protocol.data_to_send()))
+        else:
+            await connection.close(code)
 
     return script
 
@@ -106,7 +113,7 @@ def ending_with(code: int) -> Script:
 lost_link = ending_with(1001)
 
 
-@pytest.mark.parametrize("code", [1001, 1013])
+@pytest.mark.parametrize("code", [1001, NO_STATUS, 1013])
 async def test_a_lost_link_is_joined_again(code: int) -> None:
     time = FakeTime()
     async with (
