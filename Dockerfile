@@ -31,7 +31,7 @@ WORKDIR /home/worldserve
 EXPOSE 8000
 # /healthz answers while the model loads; /readyz tells when sessions may start.
 HEALTHCHECK --interval=10s --timeout=3s --start-period=5s \
-  CMD python -c "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/healthz', timeout=2)"
+  CMD python -c "import urllib.request; urllib.request.urlopen('http://127.0.0.1:${WORLDSERVE_SERVER_PORT:-8000}/healthz', timeout=2)"
 # exec form: the server is process 1 and gets SIGTERM itself.
 ENTRYPOINT ["worldserve"]
 CMD ["serve", "/etc/worldserve/lingbot_world_v2.toml", "--host", "0.0.0.0"]

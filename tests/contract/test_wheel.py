@@ -143,8 +143,7 @@ def test_the_command_and_the_health_check_of_the_image_work_from_the_wheel(
     command = [part.replace("/etc/worldserve", str(tmp_path / "etc")) for part in command]
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
-    check = instruction("HEALTHCHECK").partition(" CMD ")[2].replace(":8000/", f":{port}/")
-    assert port in check
+    check = instruction("HEALTHCHECK").partition(" CMD ")[2]
     environment = {"PATH": f"{programs}:{os.defpath}", "HOME": str(tmp_path), "WORLDSERVE_SERVER_PORT": port, **TINY}
     log = tmp_path / "server.log"
     with log.open("wb") as output:
