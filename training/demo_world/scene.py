@@ -173,7 +173,7 @@ PALETTES: Floats = np.array(
 
 
 def raise_banners(strength: float) -> None:
-    """Show the far ring of banners, from 0, not at all, as the shipped world has it, to 1; for all styles."""
+    """Show the far ring of banners, from 0, not at all, to 1, in all styles, in place of what `PALETTES` says."""
     PALETTES[:, -1] = strength
     _cuda_kernel.cache_clear()
 

@@ -37,6 +37,7 @@ def test_banners_stand_on_the_horizon_in_one_place_for_every_second_step_of_a_ke
     for pose, degrees in zip(poses, (0.0, 36.0, 6.0, 39.0), strict=True):
         cos, sin = np.cos(np.radians(degrees)), np.sin(np.radians(degrees))
         pose[:3], pose[3:] = (6.0, -30.0, 6.0), (cos, 0, sin, 0, 1, 0, -sin, 0, cos)
+    scene.raise_banners(0.0)
     plain = scene.render(poses, np.zeros(4, np.int32), 1).int()
     scene.raise_banners(1.0)
     shown = (scene.render(poses, np.zeros(4, np.int32), 1).int() - plain).abs().sum(-1) > 20
