@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import termios
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -19,6 +19,7 @@ import pytest
 from offload.host_registration import EXIT_STUCK
 from server.worker_process import describe_exit, worker_environment
 from tests.support.fake_model import bad_event, close_session, image, keys, open_session, start_fake, tick
+from tests.support.worker_nursery import ForkedWorker, Nursery
 from worldmodel import worker
 from worldmodel.framing import Frame, FrameReader, Message, receive_frame, send_frame
 from worldmodel.messages import (
@@ -40,7 +41,7 @@ EXIT_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningWorker:
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | ForkedWorker
     sock: socket.socket
     reader: FrameReader
 
@@ -62,8 +63,6 @@ class RunningWorker:
         return self.process.wait(timeout=EXIT_TIMEOUT_S)
 
 
-RUN_WORKER = ("-m", "worldmodel.worker")
-
 LEAKING_WORKER = (
     "-c",
     "from kvcache.page_table import PageTable; PageTable.clear = lambda table: None;"
@@ -72,13 +71,20 @@ LEAKING_WORKER = (
 """The worker with a fault in its bookkeeping: closed sessions keep their pages."""
 
 
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    with Nursery() as it:
+        yield it
+
+
 @contextlib.contextmanager
-def spawned(program: Sequence[str] = RUN_WORKER) -> Iterator[RunningWorker]:
+def spawned(*program: str) -> Iterator[RunningWorker]:
+    """Run a program of its own, by default the real one."""
     ours, theirs = socket.socketpair()
     with ours:
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, *program, "--socket-fd", str(theirs.fileno())],
+                [sys.executable, *(program or ("-m", "worldmodel.worker")), "--socket-fd", str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
                 env=worker_environment(1),
                 start_new_session=True,
@@ -91,8 +97,21 @@ def spawned(program: Sequence[str] = RUN_WORKER) -> Iterator[RunningWorker]:
 
 
 @contextlib.contextmanager
-def ready(**options: object) -> Iterator[RunningWorker]:
-    with spawned() as running:
+def forked(nursery: Nursery) -> Iterator[RunningWorker]:
+    """Run the same `main` in a process that need not load torch."""
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            process = nursery.spawn(theirs)
+        try:
+            yield RunningWorker(process=process, sock=ours, reader=FrameReader())
+        finally:
+            process.end()
+
+
+@contextlib.contextmanager
+def ready(nursery: Nursery, **options: object) -> Iterator[RunningWorker]:
+    with forked(nursery) as running:
         running.send(start_fake(**options))  # type: ignore[arg-type]
         assert isinstance(running.until_loaded(), WorkerReady)
         yield running
@@ -118,7 +137,9 @@ def channel() -> Iterator[tuple[worker.Channel, socket.socket]]:
 
 
 def test_a_session_lives_from_open_to_close_and_stop_ends_the_process() -> None:
-    with ready() as running:
+    with spawned() as running:
+        running.send(start_fake())
+        assert isinstance(running.until_loaded(), WorkerReady)
         running.send(open_session("a"), image().tobytes())
         opened = running.receive().message
         assert isinstance(opened, SessionOpened)
@@ -143,8 +164,8 @@ def test_a_session_lives_from_open_to_close_and_stop_ends_the_process() -> None:
         assert running.exit_code() == 0
 
 
-def test_failures_say_what_is_left_and_nothing_of_their_cause() -> None:
-    with ready(failures=[{"kind": "late", "chunk_index": 0}, {"kind": "media", "chunk_index": 1}]) as running:
+def test_failures_say_what_is_left_and_nothing_of_their_cause(nursery: Nursery) -> None:
+    with ready(nursery, failures=[{"kind": "late", "chunk_index": 0}, {"kind": "media", "chunk_index": 1}]) as running:
         running.send(open_session("a"), image().tobytes()[:-1])
         short = running.receive().message
         assert isinstance(short, RequestFailed)
@@ -166,8 +187,8 @@ def test_failures_say_what_is_left_and_nothing_of_their_cause() -> None:
         assert (lost.outcome, lost.code) == (FailureOutcome.UNKNOWN, "media_lost")
 
 
-def test_a_model_that_can_not_be_loaded_is_reported_and_ends_the_process() -> None:
-    with spawned() as running:
+def test_a_model_that_can_not_be_loaded_is_reported_and_ends_the_process(nursery: Nursery) -> None:
+    with forked(nursery) as running:
         running.send(start_fake(load_error="the checkpoint lacks vae/config.json"))
         failed = running.until_loaded()
         assert failed == WorkerFailed(code="load_failed", message="the checkpoint lacks vae/config.json")
@@ -190,31 +211,31 @@ def test_a_model_that_can_not_be_loaded_is_reported_and_ends_the_process() -> No
         ("media", "warm-up: the media of chunk 0 is lost: RuntimeError: the media is lost, as ordered"),
     ],
 )
-def test_a_warm_up_that_fails_is_reported_and_ends_the_process(kind: str, text: str) -> None:
-    with spawned() as running:
+def test_a_warm_up_that_fails_is_reported_and_ends_the_process(kind: str, text: str, nursery: Nursery) -> None:
+    with forked(nursery) as running:
         running.send(start_fake(warm_up_failure=kind))
         assert running.until_loaded() == WorkerFailed(code="warm_up_failed", message=text)
         assert running.exit_code() == 3
 
 
 def test_a_warm_up_that_leaves_pages_is_reported_and_ends_the_process() -> None:
-    with spawned(LEAKING_WORKER) as running:
+    with spawned(*LEAKING_WORKER) as running:
         running.send(start_fake(sessions=2))
         failed = running.until_loaded()
         assert failed == WorkerFailed(code="warm_up_failed", message="warm-up left 9 of 18 pages and 0 sessions behind")
         assert running.exit_code() == 3
 
 
-def test_a_process_that_dies_in_its_warm_up_is_not_taken_for_ready() -> None:
-    with spawned() as running:
+def test_a_process_that_dies_in_its_warm_up_is_not_taken_for_ready(nursery: Nursery) -> None:
+    with forked(nursery) as running:
         running.send(start_fake(warm_up_failure="crash"))
         with pytest.raises(AssertionError, match="the worker closed its socket"):
             running.until_loaded()
         assert running.exit_code() == -signal.SIGKILL
 
 
-def test_an_unforeseen_error_while_loading_is_reported_too() -> None:
-    with spawned() as running:
+def test_an_unforeseen_error_while_loading_is_reported_too(nursery: Nursery) -> None:
+    with forked(nursery) as running:
         running.send(StartWorker(model="fake", checkpoint="", width=32, height=16, fps=12, cpu_threads=0))
         failed = running.until_loaded()
         assert isinstance(failed, WorkerFailed)
@@ -224,8 +245,8 @@ def test_an_unforeseen_error_while_loading_is_reported_too() -> None:
 
 
 @pytest.mark.parametrize("when", ["before the start", "loading", "idle", "computing"])
-def test_the_process_ends_when_the_server_is_gone(when: str) -> None:
-    with spawned() as running:
+def test_the_process_ends_when_the_server_is_gone(when: str, nursery: Nursery) -> None:
+    with forked(nursery) as running:
         if when == "loading":
             running.send(start_fake(load_ms=600_000.0))
             running.receive()
@@ -241,8 +262,8 @@ def test_the_process_ends_when_the_server_is_gone(when: str) -> None:
 
 
 @pytest.mark.parametrize("when", ["loading", "idle"])
-def test_sigterm_ends_a_process_that_waits_or_loads(when: str) -> None:
-    with spawned() as running:
+def test_sigterm_ends_a_process_that_waits_or_loads(when: str, nursery: Nursery) -> None:
+    with forked(nursery) as running:
         running.send(start_fake(load_ms=600_000.0 if when == "loading" else 0.0))
         if when == "loading":
             running.receive()
@@ -264,15 +285,15 @@ def test_sigterm_lets_the_current_message_end(channel: tuple[worker.Channel, soc
     assert caught.value.code == 0
 
 
-def test_sigint_is_the_servers() -> None:
-    with ready() as running:
+def test_sigint_is_the_servers(nursery: Nursery) -> None:
+    with ready(nursery) as running:
         running.process.send_signal(signal.SIGINT)
         running.send(open_session("a"), image().tobytes())
         assert isinstance(running.receive().message, SessionOpened)
 
 
-def test_bytes_that_are_no_message_end_the_process() -> None:
-    with ready() as running:
+def test_bytes_that_are_no_message_end_the_process(nursery: Nursery) -> None:
+    with ready(nursery) as running:
         running.sock.sendall(b"\xff" * 64)
         assert running.exit_code() == 1
 
