@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from offload.errors import CacheDamaged
+from offload.errors import CacheDamaged, CacheForeign
 from offload.layout import TensorSpec
 from offload.tensor_file import WORDS, FileDigest, file_sha256, read_header, stored_tensors
 
@@ -90,7 +90,7 @@ class Manifest:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read the manifest of an entry and compare it with the folder's name. Raises `CacheDamaged`."""
+    """Read the manifest of an entry and compare it with the folder's name. Raises `CacheDamaged`, `CacheForeign`."""
     entry = folder.name
     try:
         text = (folder / MANIFEST).read_bytes()
@@ -98,7 +98,13 @@ def read_manifest(folder: Path) -> Manifest:
         raise CacheDamaged(entry, f"the manifest cannot be read ({error.strerror})") from error
     if hashlib.sha256(text).hexdigest() != folder.name:
         raise CacheDamaged(entry, "the manifest is not the one that was published")
-    content = json.loads(text)
+    try:
+        content = json.loads(text)
+    except ValueError:
+        content = None
+    found = content.get("format") if isinstance(content, dict) else None
+    if found != FORMAT:
+        raise CacheForeign(entry, found if isinstance(found, str) else "unknown")
     return Manifest(
         metadata=content["metadata"], files={name: FileDigest(**each) for name, each in content["files"].items()}
     )

@@ -7,7 +7,8 @@ OffloadError
 ├── CacheError               the folder of the weight cache can't be used
 │   ├── CacheRootRefused     its file system keeps no files for this machine, or none at all
 │   ├── CacheBusy            another process holds the entry for longer than we may wait
-│   └── CacheDamaged         an entry is not what was published: it must be built again
+│   ├── CacheDamaged         an entry is not what was published: it must be built again
+│   └── CacheForeign         an entry is whole, but of another format than ours: it is left alone
 ├── RegistrationFailed       host memory was not page-locked; nothing of the attempt is left
 ├── RollbackFailed           memory is locked and can't be unlocked: the worker must stop
 ├── CopyFailed               weights did not reach the device: the tick fails
@@ -69,6 +70,14 @@ class CacheDamaged(CacheError):
         super().__init__(f"{entry}: {problem}")
         self.entry = entry
         self.problem = problem
+
+
+class CacheForeign(CacheError):
+    """Report an entry that another version of this program may have made. `format` is what it says that it is."""
+
+    def __init__(self, entry: str, format_name: str) -> None:
+        super().__init__(f"{entry}: is of format {format_name}")
+        self.format_name = format_name
 
 
 class RegistrationFailed(OffloadError):

@@ -12,6 +12,7 @@ import os
 import struct
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from offload.errors import CacheBusy, CacheError
@@ -79,6 +80,12 @@ class FileLock:
                 raise CacheError(f"{file}: cannot be locked ({error.strerror})") from error
             return cls(file, descriptor)
 
+    def touch(self) -> None:
+        """Set the file's time to now, while the lock is held; a file system that refuses keeps the time it has."""
+        if self._descriptor is not None:
+            with suppress(OSError):
+                os.utime(self._descriptor)
+
     def release(self) -> None:
         """Give the lock back; a second call does nothing."""
         if self._descriptor is not None:
@@ -92,14 +99,35 @@ class FileLock:
         self.release()
 
 
+def is_held(file: Path) -> bool:
+    """Tell whether another process has a lock on a file; nothing is written or locked. Raises OSError.
+
+    A process that asks about a file of its own loses its lock there.
+    """
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        return _holder_pid(descriptor) is not None
+    finally:
+        os.close(descriptor)
+
+
+def _holder_pid(descriptor: int) -> int | None:
+    """Return the process that keeps others from an exclusive lock on a file, None without one. Raises OSError.
+
+    A process of another container has no number here: 0.
+    """
+    asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    kind, *_, pid = struct.unpack(_FLOCK, fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))
+    return None if kind == fcntl.F_UNLCK else max(int(pid), 0)
+
+
 def _holder(descriptor: int) -> str:
     """Say who keeps others from an exclusive lock on a file."""
-    asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     try:
-        kind, *_, pid = struct.unpack(_FLOCK, fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))
+        pid = _holder_pid(descriptor)
     except OSError:
-        pid = 0
-    # A process of another container has no number here.
-    if pid <= 0 or kind == fcntl.F_UNLCK:
-        return "held by another process"
-    return f"held by process {pid}"
+        pid = None
+    return f"held by process {pid}" if pid else "held by another process"

@@ -50,7 +50,8 @@ class CacheEntry:
         return {name: tensor for file in files for name, tensor in stored_tensors(file, read_header(file)).items()}
 
     def close(self) -> None:
-        """Allow eviction. Mappings of the files stay valid."""
+        """Allow eviction; what was used until now was last used now. Mappings of the files stay valid."""
+        self.lock.touch()
         self.lock.release()
 
 

@@ -12,7 +12,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -72,6 +73,19 @@ def is_locked_for_others(file: Path) -> bool:
     program = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'a'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
     ended = subprocess.run([sys.executable, "-c", program, str(file)], capture_output=True, check=False)
     return ended.returncode != 0
+
+
+@contextmanager
+def held_by_another(file: Path) -> Iterator[int]:
+    """Have a process of its own hold a lock; gives its number."""
+    program = "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.lockf(f, fcntl.LOCK_EX); print(); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        yield holder.pid
+        holder.communicate()
 
 
 def _child(root: Path, case: dict[str, object]) -> int:

@@ -13,6 +13,7 @@ from offload.cache_folder import CacheFolder
 from offload.cache_manifest import Validation
 from offload.cache_upkeep import prune
 from offload.cached_layers import CachedLayers, cache_request, open_cached
+from offload.errors import CacheError
 from offload.file_lock import log_wait
 from offload.weight_cache import WeightCache
 from worldmodel.checkpoint.component import Component
@@ -65,10 +66,17 @@ def open_cache(layers: StreamedLayers, request: StreamRequest) -> CachedLayers:
     how = "built" if cached.entry.was_built else "found"
     logger.info("weight cache: %s %s in %.1f s", how, cached.entry.folder.name, time.monotonic() - started_s)
     if settings.cache_max_bytes is not None:
-        mine = (cached.entry.folder.name,)
-        for gone in prune(folder, max_bytes=settings.cache_max_bytes, max_age_s=None, now_s=time.time(), mine=mine):
-            logger.info("weight cache: evicted %s, %d bytes", gone.address, gone.num_bytes)
+        _make_room(folder, settings.cache_max_bytes, cached.entry.folder.name)
     return cached
+
+
+def _make_room(folder: CacheFolder, max_bytes: int, mine: str) -> None:
+    """Evict what is too much. The weights are there: what goes wrong here stops no start."""
+    try:
+        for gone in prune(folder, max_bytes=max_bytes, max_age_s=None, now_s=time.time(), mine=(mine,)):
+            logger.info("weight cache: evicted %s, %d bytes", gone.address, gone.num_bytes)
+    except (CacheError, OSError) as error:
+        logger.warning("weight cache: nothing more is evicted: %s", error)
 
 
 def source_identity(request: StreamRequest) -> str:

@@ -1,6 +1,7 @@
 """The runtime weight cache on the command line: `python -m worldmodel.tools.cache list|verify|prune FOLDER`.
 
-Exit codes: 0 done, 1 the folder can't be used or an entry is damaged, 2 the call is wrong.
+`list` and `verify` write nothing. Exit codes: 0 done, 1 the folder can't be used, or an entry is damaged or can't be
+read, 2 the call is wrong.
 """
 
 from __future__ import annotations
@@ -14,7 +15,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from offload.cache_folder import CacheFolder
-from offload.cache_upkeep import EntryFacts, list_entries, prune, verify_entry
+from offload.cache_upkeep import (
+    EntryFacts,
+    EntryKind,
+    list_entries,
+    list_leftovers,
+    prune,
+    remove_leftovers,
+    verify_entry,
+)
 from offload.errors import CacheError
 from worldmodel.tools.amounts import bytes_text
 from worldmodel.tools.argument_parser import ToolParser
@@ -26,10 +35,12 @@ ADDRESS_DIGITS = 16
 def main(argv: Sequence[str] | None = None) -> int:
     """Do what is asked and return the exit code."""
     arguments = _parser().read(argv)
-    if not arguments.folder.is_dir():
-        return _fail(f"{arguments.folder}: no such folder")
     try:
+        if not arguments.folder.is_dir():
+            return _fail(f"{arguments.folder}: no such folder")
         folder = CacheFolder(arguments.folder)
+        if not folder.is_there:
+            return _fail(f"{arguments.folder}: is no weight cache, expected a folder with entries/ in it")
         match arguments.action:
             case "list":
                 return _list(folder)
@@ -37,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return _verify(folder)
             case _:
                 return _prune(folder, arguments)
-    except CacheError as error:
+    except (CacheError, OSError) as error:
         return _fail(str(error))
 
 
@@ -50,7 +61,7 @@ def _parser() -> ToolParser:
     lines = {
         "list": "show what is in the cache",
         "verify": "read every byte and compare it with what was published",
-        "prune": "delete what was not used for long; entries in use stay",
+        "prune": "delete what was not used for long, by --max-bytes, --max-age-hours, or both; entries in use stay",
     }
     for name, line in lines.items():
         action = actions.add_parser(name, help=line)
@@ -81,15 +92,31 @@ def _list(folder: CacheFolder) -> int:
     entries = list(list_entries(folder))
     for entry in entries:
         print(_line(entry))
-    print(f"{len(entries)} {'entry' if len(entries) == 1 else 'entries'}, {_size(entries)}")
+    for left in list_leftovers(folder):
+        state = "being written or deleted" if left.is_in_use else "left by a process that was killed, prune deletes it"
+        print(f"temporary         {bytes_text(left.num_bytes):>9}  {state}: {left.name}")
+    ours = [entry for entry in entries if entry.kind is EntryKind.OURS]
+    print(f"{len(ours)} {'entry' if len(ours) == 1 else 'entries'}, {_size(ours)}")
     return 0
 
 
 def _line(entry: EntryFacts) -> str:
     used = datetime.fromtimestamp(entry.used_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
-    state = f"DAMAGED: {entry.problem}" if entry.problem else "in use" if entry.is_in_use else "idle"
     about = ", ".join(f"{name} {value}" for name, value in entry.metadata.items())
-    return f"{entry.address[:ADDRESS_DIGITS]}  {bytes_text(entry.num_bytes):>9}  used {used}  {state}  {about}".rstrip()
+    start = f"{entry.address[:ADDRESS_DIGITS]}  {bytes_text(entry.num_bytes):>9}  used {used}"
+    return f"{start}  {_state(entry)}  {about}".rstrip()
+
+
+def _state(entry: EntryFacts) -> str:
+    match entry.kind:
+        case EntryKind.OTHER:
+            return f"NO ENTRY OF OURS: {entry.problem}"
+        case EntryKind.UNREADABLE:
+            return f"CAN'T BE READ: {entry.problem}"
+        case _ if entry.problem:
+            return f"DAMAGED: {entry.problem}"
+        case _:
+            return "in use" if entry.is_in_use else "idle"
 
 
 def _size(entries: Sequence[EntryFacts]) -> str:
@@ -97,18 +124,27 @@ def _size(entries: Sequence[EntryFacts]) -> str:
 
 
 def _verify(folder: CacheFolder) -> int:
-    num_damaged = 0
+    """Tell of every entry; what can't be read can't be told to be whole."""
+    num_bad = 0
     for entry in list_entries(folder):
-        problem = verify_entry(folder, entry.address)
-        num_damaged += problem is not None
-        print(f"{entry.address[:ADDRESS_DIGITS]}  {'OK' if problem is None else f'DAMAGED: {problem}'}", flush=True)
-    return 1 if num_damaged else 0
+        state, is_bad = _state(entry), entry.kind is EntryKind.UNREADABLE
+        if entry.kind is EntryKind.OURS:
+            problem = verify_entry(folder, entry.address)
+            if problem is not None and not (folder.entries / entry.address).exists():
+                # Another process evicted it meanwhile.
+                continue
+            state, is_bad = "OK" if problem is None else f"DAMAGED: {problem}", problem is not None
+        num_bad += is_bad
+        print(f"{entry.address[:ADDRESS_DIGITS]}  {state}", flush=True)
+    return 1 if num_bad else 0
 
 
 def _prune(folder: CacheFolder, arguments: argparse.Namespace) -> int:
     if arguments.max_bytes is None and arguments.max_age_hours is None:
         print("cache: expected --max-bytes, --max-age-hours, or both", file=sys.stderr)
         return 2
+    for name in remove_leftovers(folder):
+        print(f"{name}  left by a process that was killed, deleted")
     max_age_s = None if arguments.max_age_hours is None else HOUR_S * arguments.max_age_hours
     removed = prune(folder, max_bytes=arguments.max_bytes, max_age_s=max_age_s, now_s=time.time())
     for entry in removed:

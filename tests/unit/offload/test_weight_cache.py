@@ -6,10 +6,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +19,15 @@ from offload.cache_upkeep import list_entries, prune, verify_entry
 from offload.errors import CacheBusy, CacheDamaged, CacheError, CacheRootRefused
 from offload.file_lock import FileLock, OnWait
 from offload.weight_cache import WeightCache
-from tests.support.weight_cache import FILES, is_locked_for_others, make, open_entry, open_folder, request
+from tests.support.weight_cache import (
+    FILES,
+    held_by_another,
+    is_locked_for_others,
+    make,
+    open_entry,
+    open_folder,
+    request,
+)
 
 
 @pytest.fixture
@@ -672,19 +676,6 @@ def test_a_damaged_manifest_is_listed_with_its_problem(cache: WeightCache, folde
 
 
 # ------------------------------------------------------------ locks
-
-
-@contextmanager
-def held_by_another(file: Path) -> Iterator[int]:
-    """Have a process of its own hold a lock; gives its number."""
-    program = "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.lockf(f, fcntl.LOCK_EX); print(); sys.stdin.read()"
-    with subprocess.Popen(
-        [sys.executable, "-c", program, str(file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as holder:
-        assert holder.stdout is not None
-        holder.stdout.readline()
-        yield holder.pid
-        holder.communicate()
 
 
 def test_a_lock_that_is_free_is_had_at_once_and_can_be_had_again(tmp_path: Path) -> None:
