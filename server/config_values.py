@@ -61,7 +61,12 @@ def build_section(kind: type, name: str, table: dict[str, Any], file: str, origi
     try:
         return msgspec.convert({key: _without_none(value, kind, key) for key, value in table.items()}, kind)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{file}: section [{name}]: {str(error).replace('`$.', '`')}") from error
+        # A section that is not the server's own says by itself which of its keys is wrong.
+        problem = str(error)
+        key = problem.partition(": ")[0]
+        if key in [f"{name}.{each}" for each in known]:
+            raise ConfigError(placed(problem, key, file, origins), key=key) from error
+        raise ConfigError(f"{file}: section [{name}]: {problem.replace('`$.', '`')}") from error
     except ConfigError as error:
         raise ConfigError(placed(str(error), error.key or "", file, origins)) from error
 

@@ -5,6 +5,7 @@ It is the same object in the configuration and in the first message to a worker.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 
 STREAMED_MODELS = ("lingbot_world_v2",)
@@ -86,7 +87,7 @@ class OffloadSettings:
             if value is not None and value < 0:
                 raise ValueError(f"offload.{name}: expected bytes from 0, got {value}")
         for name in ("registration_timeout_s", "cache_lock_timeout_s"):
-            if getattr(self, name) <= 0:
+            if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"offload.{name}: expected seconds above 0, got {getattr(self, name)}")
         self._check_folder()
         for names, needed, is_so in (

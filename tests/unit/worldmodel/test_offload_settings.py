@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields
 from pathlib import Path
 
@@ -28,6 +29,8 @@ def test_weights_are_resident_by_default() -> None:
         ({"on_unavailable": "guess"}, r"offload\.on_unavailable: expected one of stop, ordinary"),
         ({"resident_bytes": -1}, r"offload\.resident_bytes: expected bytes from 0, got -1"),
         ({"registration_timeout_s": 0.0}, r"offload\.registration_timeout_s: expected seconds above 0"),
+        ({"registration_timeout_s": math.nan}, r"offload\.registration_timeout_s: expected seconds above 0, got nan"),
+        ({"cache_lock_timeout_s": math.inf}, r"offload\.cache_lock_timeout_s: expected seconds above 0, got inf"),
         ({"host": "runtime_cache"}, r"offload\.cache_folder: expected an absolute path"),
         ({"host": "runtime_cache", "cache_folder": "here"}, r"offload\.cache_folder: .*got 'here'"),
         (
@@ -125,10 +128,20 @@ def test_a_file_a_variable_and_a_flag_set_it(tmp_path: Path) -> None:
     assert found == OffloadSettings(weights="streamed", transfer="staged", resident_bytes=7)
 
 
-def test_a_wrong_word_in_a_file_is_an_error_of_the_file(tmp_path: Path) -> None:
+def test_a_wrong_value_is_an_error_of_where_it_was_given(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     file.write_text(MODEL + '[offload]\nweights = "half"\n')
-    with pytest.raises(ConfigError, match=r"config\.toml: section \[offload\]: offload\.weights: expected one of"):
+    expected = "expected one of resident, streamed, got 'half'"
+    with pytest.raises(ConfigError, match=rf"config\.toml: offload\.weights: {expected}") as found:
+        load_config(file, environment={})
+    assert found.value.key == "offload.weights"
+    file.write_text(MODEL)
+    with pytest.raises(ConfigError, match=rf"^--offload\.weights: {expected}"):
+        load_config(file, environment={}, flags={"offload.weights": "half"})
+    with pytest.raises(ConfigError, match=rf"^WORLDSERVE_OFFLOAD_WEIGHTS: {expected}"):
+        load_config(file, environment={"WORLDSERVE_OFFLOAD_WEIGHTS": "half"})
+    file.write_text(MODEL + "[offload]\nweights = 1\n")
+    with pytest.raises(ConfigError, match=r"config\.toml: section \[offload\]: Expected `str`, got `int`"):
         load_config(file, environment={})
 
 
