@@ -211,7 +211,9 @@ def test_what_a_late_driver_does_not_unlock_stays_mapped_and_ends_the_process(
         register_pages(runtime, three_ranges(memory), RegistrationLimits(timeout_s=0.0), on_stuck=told.append)
     assert told == []
     wait_for_the_driver(runtime)
-    gc.collect()
+    if trouble == "breaks":
+        # Takes long; whatever had only the attempt to hold it is gone now.
+        gc.collect()
 
     assert len(runtime.locked) == 1
     [error] = told

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-
 import pytest
 import torch
 from transformers import UMT5Config as TwinConfig
@@ -155,7 +153,6 @@ def test_the_host_memory_of_layers_is_locked_whole_while_they_are_streamed() -> 
     assert all(address % PAGE_BYTES == size % PAGE_BYTES == 0 for address, size in runtime.locked.items())
     assert runtime.read_only == [False] * 3
     del layers
-    gc.collect()
     assert runtime.locked == {}
 
 
