@@ -46,30 +46,49 @@ Step = tuple[Any, str, int]
 """Owner, function, and on which call in a tick it fails."""
 
 STEPS: list[list[Step]] = [
-    [(PromptEncoder, "encode", 1)],
-    [(CameraReducer, "prepare", 1)],
-    [(CrossStore, "publish", 1)],
-    [(WanVAE, "encode", 1)],
-    [(PerChunkNoise, "draw", 1)],
-    [(CameraEmbedding, "tokens", 1)],
-    [(Layer, "camera_modulation", n) for n in range(1, NUM_LAYERS + 1)],
-    [(LingBotTransformer, "flow", n) for n in range(1, NUM_FORWARDS)],
+    [
+        (PromptEncoder, "encode", 1),
+        (CameraReducer, "prepare", 1),
+        (CrossStore, "publish", 1),
+        (WanVAE, "encode", 1),
+        (PerChunkNoise, "draw", 1),
+        (CameraEmbedding, "tokens", 1),
+    ],
+    [
+        *((Layer, "camera_modulation", n) for n in range(1, NUM_LAYERS + 1)),
+        *((LingBotTransformer, "flow", n) for n in range(1, NUM_FORWARDS)),
+    ],
     [(ChunkTransaction, "write", n) for n in range(1, NUM_LAYERS * NUM_FORWARDS + 1)],
-    [(ChunkTransaction, "attend", n) for n in (1, NUM_LAYERS * NUM_FORWARDS - 1)],
-    [(CrossStore, "attend", NUM_LAYERS * NUM_FORWARDS - 1)],
-    [(LingBotTransformer, "store_clean", 1)],
-    [(WanVAE, "decode", 1), (ResidualUnit, "forward", 20)],
-    [(DeviceMedia, "__init__", 1), (worldmodel.lingbot.media, "to_yuv420", 1)],
-    [(Runtime, "_check_generated", 1), (ChunkTransaction, "commit", 1)],
+    [
+        *((ChunkTransaction, "attend", n) for n in (1, NUM_LAYERS * NUM_FORWARDS - 1)),
+        (CrossStore, "attend", NUM_LAYERS * NUM_FORWARDS - 1),
+        (LingBotTransformer, "store_clean", 1),
+    ],
+    [
+        (WanVAE, "decode", 1),
+        (ResidualUnit, "forward", 20),
+        (DeviceMedia, "__init__", 1),
+        (worldmodel.lingbot.media, "to_yuv420", 1),
+        (Runtime, "_check_generated", 1),
+        (ChunkTransaction, "commit", 1),
+    ],
 ]
 """In the order of a tick; those of one list fail one after the other, with one retry after all of them."""
 
 RECACHE_STEPS: list[list[Step]] = [
-    [(ChunkTransaction, "rewrite_history", 1), (ExtentPool, "copy_history", 1)],
-    [*((HistoryPart, "write", n) for n in range(1, NUM_LAYERS + 1)), (HistoryPart, "attend", 2)],
-    [(LingBotTransformer, "store_clean", 1)],
-    [(LingBotTransformer, "flow", 1), (ChunkTransaction, "write", NUM_LAYERS * NUM_FORWARDS)],
-    [(worldmodel.lingbot.adapter, "extend_history", 1), (ChunkTransaction, "commit", 1)],
+    [
+        (ChunkTransaction, "rewrite_history", 1),
+        (ExtentPool, "copy_history", 1),
+        *((HistoryPart, "write", n) for n in range(1, NUM_LAYERS + 1)),
+        (HistoryPart, "attend", 2),
+    ],
+    [
+        (LingBotTransformer, "store_clean", 1),
+        (LingBotTransformer, "flow", 1),
+        (ChunkTransaction, "write", NUM_LAYERS * NUM_FORWARDS),
+        (worldmodel.lingbot.adapter, "extend_history", 1),
+        (ChunkTransaction, "commit", 1),
+    ],
 ]
 
 
