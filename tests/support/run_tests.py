@@ -49,8 +49,13 @@ def pytest_command(marker: str, *more: str) -> list[str]:
 
 
 def test_environment() -> dict[str, str]:
-    """The tests' tensors are tiny: a second OpenMP thread costs more in waiting than it computes."""
-    return {"OMP_NUM_THREADS": "1", **os.environ}
+    """The tests' tensors are tiny: a second OpenMP thread costs more in waiting than it computes.
+
+    The tests start a hundred processes of ours. What one of them has compiled the others read.
+    """
+    environment = {"OMP_NUM_THREADS": "1", **os.environ}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    return environment
 
 
 def run_pytest(marker: str, *more: str) -> int:
