@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import os
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -25,6 +26,7 @@ from server.app import start_message
 from server.worker import Worker
 from server.worker_client import WorkerClient, WorkerPolicy
 from tests.support.demo_server import Start, Watched, demo_config, solo_latents
+from tests.support.verb_process import worldserve
 from training.demo_world import gate, served
 
 pytestmark = [
@@ -58,16 +60,25 @@ async def worker() -> AsyncIterator[Worker]:
 
 
 @pytest.fixture(scope="module")
-def demo(worker: Worker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DemoProcess]:
+def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the server records."""
+    return tmp_path_factory.mktemp("recordings")
+
+
+@pytest.fixture(scope="module")
+def demo(worker: Worker, recordings: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DemoProcess]:
     log = tmp_path_factory.mktemp("demo") / "server.log"
-    with demo_process(log, "--session.allow-latents", "true") as process:
+    flags = ("--session.allow-latents", "true", "--recording.folder", str(recordings))
+    with demo_process(log, *flags) as process:
         yield process
 
 
 # ---------------------------------------------------------------- exact numbers
 
 
-async def test_served_latents_are_those_of_generate_bit_by_bit(demo: DemoProcess, worker: Worker) -> None:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def three_runs(demo: DemoProcess) -> Watched:
+    """A session that is over: keys, a tap, a prompt; then another seed and prompt; then another image."""
     async with DAY.client(demo.world_url, format="latent", pacing="free") as world:
         watched = Watched(start=DAY, world=world)
         receipts = [await watched.hold("w")]
@@ -79,10 +90,49 @@ async def test_served_latents_are_those_of_generate_bit_by_bit(demo: DemoProcess
         while not receipts[-1].applied.done():
             await watched.take(1)
         await watched.take(1)
+        await world.reset(prompt="a snowy town", seed=12)
+        await watched.hold("s", "l")
+        await watched.take(2)
+        await world.reset(prompt="sunset scene", image="sunset")
+        receipt = await watched.hold("i")
+        while not receipt.applied.done():
+            await watched.take(1)
+        await watched.take(1)
     applied = [(await receipt.applied).chunk_index for receipt in receipts]
     assert applied == sorted(applied)
     assert applied[-1] > applied[0]
-    assert np.array_equal(watched.latents(), await solo_latents(worker, watched))
+    return watched
+
+
+async def test_served_latents_are_those_of_generate_bit_by_bit(three_runs: Watched, worker: Worker) -> None:
+    chunks = [chunk for chunk in three_runs.chunks if chunk.header.run == 0]
+    first_run = Watched(start=DAY, world=three_runs.world, sent=three_runs.sent, chunks=chunks)
+    assert np.array_equal(first_run.latents(), await solo_latents(worker, first_run))
+
+
+async def test_latents_of_a_served_session_come_out_again_bit_by_bit(
+    three_runs: Watched, recordings: Path, tmp_path: Path
+) -> None:
+    """The recorded events and the replay command give what the viewer got in all three runs."""
+    served = three_runs.latents()
+    log = recordings / three_runs.chunks[0].header.session_id / "events.jsonl"
+    ticks = [line for line in map(json.loads, log.read_text().splitlines()) if "chunk_index" in line]
+    assert {tick["run"] for tick in ticks} == {0, 1, 2}
+    mp4, latents = tmp_path / "again.mp4", tmp_path / "again.safetensors"
+    outcome = await worldserve("replay", log, "--out", mp4, "--latents", latents)
+    assert outcome.code == 0, outcome.err
+    assert "note:" not in outcome.err
+    again = load_file(latents)["latents"]
+    # The session may have committed chunks behind the last one that the client took, and dropped none before it.
+    taken = {(chunk.header.run, chunk.header.chunk_index) for chunk in three_runs.chunks}
+    kept = [index for index, tick in enumerate(ticks) if (tick["run"], tick["chunk_index"]) in taken]
+    assert len(kept) == len(three_runs.chunks)
+    frames = again.reshape(again.shape[0], len(ticks), 3, *again.shape[2:])[:, kept]
+    assert np.array_equal(frames.reshape(served.shape), served)
+    total = sum(tick["num_media_frames"] for tick in ticks)
+    with av.open(str(mp4)) as video:
+        assert sum(1 for _ in video.decode(video=0)) == total
+    assert f"{total} frames" in outcome.out
 
 
 @pytest.mark.slow

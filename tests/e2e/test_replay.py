@@ -1,32 +1,28 @@
-"""The replay command: a served session of the demo world comes out again bit by bit; wrong calls say why."""
+"""The replay command with the fake model: plain logs, recorded logs, and wrong calls that say why.
+
+That a served session of the demo world comes out again bit by bit is in `test_demo_world.py`, which has the server.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import av
-import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
-from benchmarks.demo_process import demo_process
 from server.app import start_message
 from server.cli import main
 from server.config import load_config
 from server.event_log import LoggedImage, encode_line, image_digest, start_line
-from tests.support.demo_server import Start, Watched
 from tests.support.server_client import png
 from tests.support.server_worker import model_info
+from tests.support.verb_process import Outcome, worldserve
 
 pytestmark = pytest.mark.timeout(240)
-
-DAY = Start(image="day", prompt="a small town, day", seed=11)
 
 FAKE = """\
 [model]
@@ -39,76 +35,9 @@ precision = "fp32"
 """
 
 
-@dataclass
-class Outcome:
-    code: int
-    out: str
-    err: str
-
-
-async def worldserve(*arguments: str | Path) -> Outcome:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-m", "server"),
-        *map(str, arguments),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    out, err = await process.communicate()
-    assert process.returncode is not None
-    return Outcome(process.returncode, out.decode(), err.decode())
-
-
 def num_frames(mp4: bytes) -> int:
     with av.open(io.BytesIO(mp4), format="mp4") as video:
         return sum(1 for _ in video.decode(video=0))
-
-
-async def test_latents_of_a_served_session_come_out_again_bit_by_bit(tmp_path: Path) -> None:
-    """Three runs: keys, a tap, a prompt; then another seed and prompt; then another image."""
-    folder = tmp_path / "recordings"
-    flags = ("--session.allow-latents", "true", "--recording.folder", str(folder))
-    with demo_process(tmp_path / "server.log", *flags) as demo:
-        async with DAY.client(demo.world_url, format="latent", pacing="free") as world:
-            watched = Watched(start=DAY, world=world)
-            await watched.hold("w")
-            await watched.take(2)
-            await watched.send(actions={"mode": "state", "transitions": [{"actions": ["w", "j"]}, {"actions": ["w"]}]})
-            receipt = await watched.send(prompt="the town in night")
-            while not receipt.applied.done():
-                await watched.take(1)
-            await world.reset(prompt="a snowy town", seed=12)
-            await watched.hold("s", "l")
-            await watched.take(2)
-            await world.reset(prompt="sunset scene", image="sunset")
-            receipt = await watched.hold("i")
-            while not receipt.applied.done():
-                await watched.take(1)
-            await watched.take(1)
-    served = watched.latents()
-    (log,) = folder.glob("*/events.jsonl")
-    ticks = [line for line in map(json.loads, log.read_text().splitlines()) if "chunk_index" in line]
-    assert {tick["run"] for tick in ticks} == {0, 1, 2}
-    mp4, latents = tmp_path / "again.mp4", tmp_path / "again.safetensors"
-    outcome = await worldserve("replay", log, "--out", mp4, "--latents", latents)
-    assert outcome.code == 0, outcome.err
-    assert "note:" not in outcome.err
-    again = load_file(latents)["latents"]
-    # The session may have committed chunks behind the last one that the client took, and dropped none before it.
-    kept = [index for index, tick in enumerate(ticks) if (tick["run"], tick["chunk_index"]) in keys_of(watched)]
-    assert len(kept) == len(watched.chunks)
-    frames = again.reshape(again.shape[0], len(ticks), 3, *again.shape[2:])[:, kept]
-    assert np.array_equal(frames.reshape(served.shape), served)
-    total = sum(tick["num_media_frames"] for tick in ticks)
-    assert num_frames(mp4.read_bytes()) == total
-    assert f"{total} frames" in outcome.out
-
-
-def keys_of(watched: Watched) -> set[tuple[int, int | None]]:
-    return {(chunk.header.run, chunk.header.chunk_index) for chunk in watched.chunks}
-
-
-# ---------------------------------------------------------------- the fake model, which loads fast
 
 
 @dataclass
