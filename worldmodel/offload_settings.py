@@ -6,6 +6,7 @@ It is the same object in the configuration and in the first message to a worker.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
 STREAMED_MODELS = ("lingbot_world_v2",)
@@ -69,6 +70,12 @@ class OffloadSettings:
     decode: str = "whole_chunk"
 
     def __post_init__(self) -> None:
+        self._check_words()
+        self._check_numbers()
+        self._check_folder()
+        self._check_effects()
+
+    def _check_words(self) -> None:
         words = {
             "weights": WEIGHTS,
             "host": HOSTS,
@@ -82,6 +89,8 @@ class OffloadSettings:
         for name, known in words.items():
             if getattr(self, name) not in known:
                 raise ValueError(f"offload.{name}: expected one of {', '.join(known)}, got {getattr(self, name)!r}")
+
+    def _check_numbers(self) -> None:
         for name in ("resident_bytes", "device_bytes", "registered_bytes", "cache_max_bytes"):
             value = getattr(self, name)
             if value is not None and value < 0:
@@ -89,18 +98,6 @@ class OffloadSettings:
         for name in ("registration_timeout_s", "cache_lock_timeout_s"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"offload.{name}: expected seconds above 0, got {getattr(self, name)}")
-        self._check_folder()
-        for names, needed, is_so in (
-            (FOR_STREAMED, "weights 'streamed'", self.streams),
-            (FOR_REGISTERED, "transfer 'registered'", self.transfer == "registered"),
-            (FOR_CACHE, "host 'runtime_cache'", self.host == "runtime_cache"),
-        ):
-            idle = [name for name in self._changed() if name in names and not is_so]
-            if idle:
-                raise ValueError(
-                    f"offload.{idle[0]}: has no effect without {needed}; expected that, or the default "
-                    f"{_DEFAULTS[idle[0]]!r}, got {getattr(self, idle[0])!r}"
-                )
 
     def _check_folder(self) -> None:
         is_path = self.cache_folder.startswith("/") and "\0" not in self.cache_folder
@@ -109,8 +106,22 @@ class OffloadSettings:
                 f"offload.cache_folder: expected an absolute path with host 'runtime_cache', got {self.cache_folder!r}"
             )
 
-    def _changed(self) -> list[str]:
-        return [name for name, default in _DEFAULTS.items() if getattr(self, name) != default]
+    def _check_effects(self) -> None:
+        for names, needed, is_so in (
+            (FOR_STREAMED, "weights 'streamed'", self.streams),
+            (FOR_REGISTERED, "transfer 'registered'", self.transfer == "registered"),
+            (FOR_CACHE, "host 'runtime_cache'", self.host == "runtime_cache"),
+        ):
+            if not is_so:
+                self._require_defaults(names, f"without {needed}")
+
+    def _require_defaults(self, names: Iterable[str], where: str) -> None:
+        for name in names:
+            value, default = getattr(self, name), _DEFAULTS[name]
+            if value != default:
+                raise ValueError(
+                    f"offload.{name}: has no effect {where}; expected the default {default!r} there, got {value!r}"
+                )
 
     def check_model(self, model: str) -> None:
         """Refuse settings of another model than those that know them. Raises ValueError as the class does."""
@@ -120,11 +131,7 @@ class OffloadSettings:
             raise ValueError(
                 f"offload.weights: expected 'resident' for {model}, only {', '.join(STREAMED_MODELS)} streams"
             )
-        for name in self._changed():
-            raise ValueError(
-                f"offload.{name}: has no effect on {model}; expected the default {_DEFAULTS[name]!r}, got "
-                f"{getattr(self, name)!r}"
-            )
+        self._require_defaults(_DEFAULTS, f"on {model}")
 
     @property
     def streams(self) -> bool:
