@@ -181,11 +181,11 @@ def main() -> None:
     parser.add_argument("--checkpoint", type=Path, required=True, help="folder with transformer, text encoder and VAE")
     parser.add_argument("--out", type=Path, default=Path("judged"), help="folder for report and sheet")
     parser.add_argument("--banners", type=float, help="how much of the far banners shows, 0 to 1, if not as shipped")
+    parser.add_argument("--cutaway", type=float, help="metres within which things fade, if not as shipped")
     parser.add_argument("--smoke", action="store_true", help="a few chunks, to try the program on a CPU")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    if arguments.banners is not None:
-        scene.raise_banners(arguments.banners)
+    scene.change(banners=arguments.banners, cutaway_m=arguments.cutaway)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     vae = AutoencoderKLWan.from_pretrained(arguments.checkpoint / "vae", torch_dtype=torch.float32).to(device)
     space, model = LatentSpace(trainable(vae)), DemoModel().to(device)

@@ -21,11 +21,12 @@ enum { SHAPE_BOX, SHAPE_SPHERE, SHAPE_CYLINDER, SHAPE_CONE };
 enum { PATTERN_PLAIN, PATTERN_WINDOWS, PATTERN_BANDS };
 
 // Columns of a palette row: twelve colours, then scalars.
-#define PALETTE_COLUMNS 42
+#define PALETTE_COLUMNS 43
 enum {
   P_ZENITH = 0, P_HORIZON = 3, P_NORTH = 6, P_EAST = 9, P_SOUTH = 12, P_WEST = 15,
   P_GROUND = 18, P_PATH = 21, P_SUN = 24, P_TINT = 27, P_WATER = 30, P_CLOUD = 33,
-  P_AMBIENT = 36, P_DIFFUSE = 37, P_SNOW = 38, P_LIT = 39, P_GROUND_HUES = 40, P_BANNERS = 41
+  P_AMBIENT = 36, P_DIFFUSE = 37, P_SNOW = 38, P_LIT = 39, P_GROUND_HUES = 40, P_BANNERS = 41,
+  P_CUTAWAY = 42
 };
 
 typedef struct { float x, y, z; } Vec;
@@ -50,14 +51,14 @@ FN Vec sun_direction(void) { return vec(0.5145f, -0.4472f, 0.7317f); }
 
 // ---------------------------------------------------------------- shapes; `p` is the centre relative to the eye
 
-FN void hit_box(const float* o, float px, float pz, Vec r, Hit* best) {
+FN void hit_box(const float* o, float px, float pz, Vec r, float near, Hit* best) {
   float ix = inverse(r.x), iy = inverse(r.y), iz = inverse(r.z);
   float x0 = (px - o[O_RX]) * ix, x1 = (px + o[O_RX]) * ix;
   float y0 = o[O_TOP] * iy, y1 = o[O_BASE] * iy;
   float z0 = (pz - o[O_RZ]) * iz, z1 = (pz + o[O_RZ]) * iz;
   float xn = fminf(x0, x1), yn = fminf(y0, y1), zn = fminf(z0, z1);
   float enter = fmaxf(xn, fmaxf(yn, zn)), leave = fminf(fmaxf(x0, x1), fminf(fmaxf(y0, y1), fmaxf(z0, z1)));
-  if (enter >= leave || enter < NEAR_CLIP || enter >= best->distance) return;
+  if (enter >= leave || enter < near || enter >= best->distance) return;
   best->distance = enter;
   best->colour = at(o, O_RED);
   best->glow = o[O_GLOW];
@@ -75,27 +76,27 @@ FN void hit_box(const float* o, float px, float pz, Vec r, Hit* best) {
   }
 }
 
-FN void hit_sphere(const float* o, float px, float pz, Vec r, Hit* best) {
+FN void hit_sphere(const float* o, float px, float pz, Vec r, float near, Hit* best) {
   float py = 0.5f * (o[O_TOP] + o[O_BASE]), radius = o[O_RX];
   float b = px * r.x + py * r.y + pz * r.z;
   float c = px * px + py * py + pz * pz - radius * radius;
   float d = b * b - c;
   if (d <= 0 || c <= 0) return;
   float t = b - sqrtf(d);
-  if (t < NEAR_CLIP || t >= best->distance) return;
+  if (t < near || t >= best->distance) return;
   best->distance = t;
   best->normal = scaled(vec(r.x * t - px, r.y * t - py, r.z * t - pz), 1.0f / radius);
   best->colour = at(o, O_RED);
   best->glow = o[O_GLOW];
 }
 
-FN void hit_cylinder(const float* o, float px, float pz, Vec r, Hit* best) {
+FN void hit_cylinder(const float* o, float px, float pz, Vec r, float near, Hit* best) {
   float radius = o[O_RX];
   float a = r.x * r.x + r.z * r.z + 1e-9f, b = px * r.x + pz * r.z;
   float c = px * px + pz * pz - radius * radius, d = b * b - a * c;
   if (d <= 0 || c <= 0) return;
   float t = (b - sqrtf(d)) / a, y = r.y * t;
-  if (t < NEAR_CLIP || t >= best->distance || y < o[O_TOP] || y > o[O_BASE]) return;
+  if (t < near || t >= best->distance || y < o[O_TOP] || y > o[O_BASE]) return;
   best->distance = t;
   best->normal = scaled(vec(r.x * t - px, 0, r.z * t - pz), 1.0f / radius);
   best->colour = at(o, O_RED);
@@ -103,7 +104,7 @@ FN void hit_cylinder(const float* o, float px, float pz, Vec r, Hit* best) {
   if (o[O_PATTERN] == PATTERN_BANDS && fraction((o[O_BASE] - y) / 1.7f) < 0.5f) best->colour = vec(0.94f, 0.93f, 0.90f);
 }
 
-FN void hit_cone(const float* o, float px, float pz, Vec r, Hit* best) {
+FN void hit_cone(const float* o, float px, float pz, Vec r, float near, Hit* best) {
   float height = o[O_BASE] - o[O_TOP], radius = o[O_RX], slope = radius / height, s2 = slope * slope;
   // Along the ray, the distance to the axis equals slope times the depth below the apex.
   float apex = o[O_TOP];
@@ -114,7 +115,7 @@ FN void hit_cone(const float* o, float px, float pz, Vec r, Hit* best) {
     float root = sqrtf(d), t0 = (b - root) / a, t1 = (b + root) / a;
     for (int k = 0; k < 2; k++) {
       float t = k ? fmaxf(t0, t1) : fminf(t0, t1), y = r.y * t;
-      if (t < NEAR_CLIP || t >= best->distance || y < apex || y > o[O_BASE]) continue;
+      if (t < near || t >= best->distance || y < apex || y > o[O_BASE]) continue;
       float nx = r.x * t - px, nz = r.z * t - pz, n = 1.0f / sqrtf(nx * nx + nz * nz + 1e-9f), up = 1.0f / sqrtf(1.0f + s2);
       best->distance = t;
       best->normal = vec(nx * n * up, -slope * up, nz * n * up);
@@ -124,7 +125,7 @@ FN void hit_cone(const float* o, float px, float pz, Vec r, Hit* best) {
     }
   }
   float t = o[O_BASE] * inverse(r.y), ux = r.x * t - px, uz = r.z * t - pz;
-  if (t > NEAR_CLIP && t < best->distance && ux * ux + uz * uz < radius * radius && r.y < 0) {
+  if (t > near && t < best->distance && ux * ux + uz * uz < radius * radius && r.y < 0) {
     best->distance = t;
     best->normal = vec(0, 1.0f, 0);
     best->colour = scaled(at(o, O_RED), 0.75f);
@@ -189,7 +190,8 @@ FN int shows(const Cone* c, const float* objects, int copy) {
   return reaches(px * c->axis.x + py * c->axis.y + pz * c->axis.z, distance, sqrtf(wide + half * half), c->cosine, c->sine);
 }
 
-FN Hit nearest_object(Vec eye, Vec r, const float* objects, int num_objects, const unsigned* set) {
+// What a ray meets first, at least `near` away.
+FN Hit nearest_object(Vec eye, Vec r, const float* objects, int num_objects, const unsigned* set, float near) {
   Hit best;
   best.distance = NO_HIT; best.normal = vec(0, 0, 0); best.colour = vec(0, 0, 0); best.glow = 0;
   for (int word = 0; 32 * word < COPIES * num_objects; word++) {
@@ -199,10 +201,10 @@ FN Hit nearest_object(Vec eye, Vec r, const float* objects, int num_objects, con
       float px = wrap_centred(o[O_X] - eye.x) + PERIOD * (copy % COPIES / 3 - 1);
       float pz = wrap_centred(o[O_Z] - eye.z) + PERIOD * (copy % 3 - 1);
       int shape = (int)o[O_SHAPE];
-      if (shape == SHAPE_BOX) hit_box(o, px, pz, r, &best);
-      else if (shape == SHAPE_SPHERE) hit_sphere(o, px, pz, r, &best);
-      else if (shape == SHAPE_CYLINDER) hit_cylinder(o, px, pz, r, &best);
-      else hit_cone(o, px, pz, r, &best);
+      if (shape == SHAPE_BOX) hit_box(o, px, pz, r, near, &best);
+      else if (shape == SHAPE_SPHERE) hit_sphere(o, px, pz, r, near, &best);
+      else if (shape == SHAPE_CYLINDER) hit_cylinder(o, px, pz, r, near, &best);
+      else hit_cone(o, px, pz, r, near, &best);
     }
   }
   return best;
@@ -316,19 +318,16 @@ typedef struct {
   float fx, fy, cx, cy;
 } View;
 
-// (dx, dy, 1): direction in the camera.
-FN Vec trace(const View* view, const unsigned* set, float dx, float dy) {
-  const float *pose = view->pose, *p = view->palette, *cells = view->cells, *objects = view->objects;
-  int num_objects = view->num_objects;
-  Vec r = direction(pose, dx, dy), eye = vec(pose[0], pose[1], pose[2]);
-  Hit hit = nearest_object(eye, r, objects, num_objects, set);
+FN Vec shaded(const View* view, Vec eye, Vec r, Hit hit) {
+  const float *p = view->palette;
   float to_ground = r.y > 1e-4f ? GROUND_Y / r.y : NO_HIT;
   float distance = fminf(hit.distance, to_ground);
   float fog = smooth01((distance - FOG_START) / (FOG_END - FOG_START));
   if (fog >= 1.0f) return r.y > 0 ? horizon_colour(atan2f(r.x, r.z), p) : sky(r, p);
   Vec colour;
   if (to_ground < hit.distance) {
-    colour = ground(wrap(eye.x + r.x * to_ground), wrap(eye.z + r.z * to_ground), p, cells, objects, num_objects);
+    float x = wrap(eye.x + r.x * to_ground), z = wrap(eye.z + r.z * to_ground);
+    colour = ground(x, z, p, view->cells, view->objects, view->num_objects);
   } else {
     float light = p[P_AMBIENT] + p[P_DIFFUSE] * fmaxf(0.0f, 0.25f + 0.75f * dot(hit.normal, sun_direction()));
     colour = scaled(times(hit.colour, at(p, P_TINT)), light);
@@ -336,6 +335,18 @@ FN Vec trace(const View* view, const unsigned* set, float dx, float dy) {
     colour = mix(colour, vec(1.0f, 0.86f, 0.48f), 0.95f * hit.glow * p[P_LIT]);
   }
   return mix(colour, r.y > 0 ? horizon_colour(atan2f(r.x, r.z), p) : sky(r, p), fog);
+}
+
+// (dx, dy, 1): direction in the camera. What is nearer than the cutaway fades, and shows what is behind it.
+FN Vec trace(const View* view, const unsigned* set, float dx, float dy) {
+  const float* pose = view->pose;
+  Vec r = direction(pose, dx, dy), eye = vec(pose[0], pose[1], pose[2]);
+  float cutaway = view->palette[P_CUTAWAY];
+  Hit hit = nearest_object(eye, r, view->objects, view->num_objects, set, NEAR_CLIP);
+  Vec colour = shaded(view, eye, r, hit);
+  if (hit.distance >= cutaway || (r.y > 1e-4f && hit.distance >= GROUND_Y / r.y)) return colour;
+  Hit behind = nearest_object(eye, r, view->objects, view->num_objects, set, cutaway);
+  return mix(shaded(view, eye, r, behind), colour, smooth01((hit.distance - 0.5f * cutaway) / (0.5f * cutaway)));
 }
 
 FN Cone cone_of(const View* view, int left, int top) {

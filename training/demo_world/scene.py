@@ -92,7 +92,7 @@ CELLS: Floats = np.array(
 class Palette:
     """Colours and light of one style, RGB from 0 to 1. The compass fields tint the far scenery of their quarter.
 
-    The last column is how much of the far banners shows.
+    The last columns are how much of the far banners shows, and within how many metres things fade.
     """
 
     zenith: Colour
@@ -113,6 +113,7 @@ class Palette:
     lit: float
     ground_hues: float
     banners: float = 0.0
+    cutaway_m: float = 0.0
 
     def row(self) -> list[float]:
         """Return the columns that `scene.h` reads, in its order."""
@@ -172,9 +173,16 @@ PALETTES: Floats = np.array(
 )  # fmt: skip
 
 
-def raise_banners(strength: float) -> None:
-    """Show the far ring of banners, from 0, not at all, to 1, in all styles, in place of what `PALETTES` says."""
-    PALETTES[:, -1] = strength
+def change(*, banners: float | None = None, cutaway_m: float | None = None) -> None:
+    """Change all styles, in place of what `PALETTES` says, for a run to try.
+
+    Args:
+        banners: How much of the far ring of banners shows, 0 to 1.
+        cutaway_m: Within how many metres things fade, so that no wall fills the picture.
+    """
+    for column, value in ((-2, banners), (-1, cutaway_m)):
+        if value is not None:
+            PALETTES[:, column] = value
     _cuda_kernel.cache_clear()
 
 

@@ -139,8 +139,7 @@ class Run:
     def __init__(self, arguments: argparse.Namespace, device: torch.device, rank: int) -> None:
         self.arguments, self.device, self.is_first = arguments, device, rank == 0
         self.clock = Clock(arguments.seconds, arguments.until, device)
-        if arguments.banners is not None:
-            scene.raise_banners(arguments.banners)
+        scene.change(banners=arguments.banners, cutaway_m=arguments.cutaway)
         torch.manual_seed(arguments.seed)
         vae = AutoencoderKLWan.from_pretrained(arguments.vae, torch_dtype=torch.float32).to(device)
         self.space = LatentSpace(trainable(vae))
@@ -324,6 +323,7 @@ def _arguments() -> argparse.Namespace:
         "--seen", type=float, default=8.0, help="clips that a walk is in before a new one takes its place"
     )
     parser.add_argument("--banners", type=float, help="how much of the far banners shows, 0 to 1, if not as shipped")
+    parser.add_argument("--cutaway", type=float, help="metres within which things fade, if not as shipped")
     parser.add_argument(
         "--served-scale-share", type=float, default=0.6, help="clips whose steps are scaled as a server scales them"
     )

@@ -351,13 +351,13 @@ def main() -> None:
     parser.add_argument("--peak", type=float, default=1.2e-3, help="learning rate")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--banners", type=float, help="how much of the far banners shows, 0 to 1, if not as shipped")
+    parser.add_argument("--cutaway", type=float, help="metres within which things fade, if not as shipped")
     parser.add_argument("--smoke", action="store_true", help="tiny clips and two steps, to try the program on a CPU")
     arguments = parser.parse_args()
     if arguments.decoder_only and arguments.start is None:
         parser.error("--decoder-only needs --start, the VAE whose encoder and latents stay")
     arguments.out.mkdir(parents=True, exist_ok=True)
-    if arguments.banners is not None:
-        scene.raise_banners(arguments.banners)
+    scene.change(banners=arguments.banners, cutaway_m=arguments.cutaway)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(arguments.seed)
     torch.backends.cudnn.benchmark = True

@@ -11,7 +11,12 @@ from training.demo_world.trajectories import Cameras, media_poses
 
 
 @pytest.mark.slow
-def test_leaving_out_what_a_tile_cannot_show_changes_no_pixel() -> None:
+@pytest.mark.parametrize("cutaway_m", [0.0, 1.5])
+def test_leaving_out_what_a_tile_cannot_show_changes_no_pixel(
+    monkeypatch: pytest.MonkeyPatch, cutaway_m: float
+) -> None:
+    monkeypatch.setattr(scene, "PALETTES", scene.PALETTES.copy())
+    scene.change(cutaway_m=cutaway_m)
     rng = np.random.default_rng(0)
     num_frames = 60
     # Anywhere, inside of objects too, and up to steep looks up and down.
@@ -37,9 +42,9 @@ def test_banners_stand_on_the_horizon_in_one_place_for_every_second_step_of_a_ke
     for pose, degrees in zip(poses, (0.0, 36.0, 6.0, 39.0), strict=True):
         cos, sin = np.cos(np.radians(degrees)), np.sin(np.radians(degrees))
         pose[:3], pose[3:] = (6.0, -30.0, 6.0), (cos, 0, sin, 0, 1, 0, -sin, 0, cos)
-    scene.raise_banners(0.0)
+    scene.change(banners=0.0)
     plain = scene.render(poses, np.zeros(4, np.int32), 1).int()
-    scene.raise_banners(1.0)
+    scene.change(banners=1.0)
     shown = (scene.render(poses, np.zeros(4, np.int32), 1).int() - plain).abs().sum(-1) > 20
     assert not shown[:, 48:].any()
     assert not shown[:, :16].any()
@@ -48,6 +53,28 @@ def test_banners_stand_on_the_horizon_in_one_place_for_every_second_step_of_a_ke
     assert (columns[0] != columns[1]).float().mean() < 0.05
     assert (columns[0] & columns[2]).float().mean() < 0.1
     assert (columns[0] != columns[3]).float().mean() > 0.2
+
+
+@pytest.mark.slow
+def test_what_is_near_fades_and_nothing_else_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scene, "PALETTES", scene.PALETTES.copy())
+    # Before the blue house, whose wall is at z = 1.25, looking north.
+    places = (-2.0, 0.3, 0.7)
+    poses = np.zeros((len(places), 12), np.float32)
+    poses[:, 0], poses[:, 2], poses[:, 3:] = 9.8, places, np.eye(3, dtype=np.float32).flatten()
+    blue = []
+    for cutaway_m in (0.0, 1.5):
+        scene.change(banners=0.0, cutaway_m=cutaway_m)
+        shown = scene.render(poses, np.zeros(len(places), np.int32), 1)
+        blue.append(shown[:, 40:56, 72:88].float().mean(dim=(1, 2)))
+    far, fading, near = range(3)
+    torch.testing.assert_close(blue[0][far], blue[1][far], atol=0, rtol=0)
+    torch.testing.assert_close(blue[0][near], blue[0][fading], atol=25, rtol=0)
+    behind = blue[1][near]
+    assert (blue[0][near] - behind).abs().max() > 40
+    # Half-way the wall is seen through.
+    share = ((blue[1][fading] - behind) / (blue[0][near] - behind))[(blue[0][near] - behind).abs() > 40]
+    assert ((share > 0.05) & (share < 0.95)).all()
 
 
 def test_more_objects_than_a_tile_has_bits_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
