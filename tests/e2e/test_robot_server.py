@@ -19,12 +19,12 @@ from hypothesis import HealthCheck, Phase, given, settings
 from jsonschema import Draft202012Validator
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from benchmarks.demo_process import process_use
 from clients.examples import robot_replay
 from server.wire.robot_arrays import pack_message, unpack_message
 from tests.support.openpi_process import OpenPiClient
 from tests.support.robot_client import CAMERAS, HEIGHT, JOINTS, OFFICIAL, OPENPI, WIDTH, RobotSocket
 from tests.support.server_process import ServerProcess, running_configuration
+from tests.support.tidy_process import TIDIES_UP, own_bytes
 from worldmodel.fake_robot import EMPTY, actions_of, observe
 
 CONFIG = f"""\
@@ -51,7 +51,7 @@ restart_backoff_s = 0.1
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with running_configuration(tmp_path_factory.mktemp("robots"), CONFIG) as server:
+    with running_configuration(tmp_path_factory.mktemp("robots"), CONFIG, environment=TIDIES_UP) as server:
         yield server
 
 
@@ -190,12 +190,12 @@ async def test_connect_infer_drop_leaves_nothing(
             "children": len(process.children(recursive=True)),
         }
 
-    def own_bytes() -> tuple[int, int]:
-        return process_use(server.ps).own_bytes, process_use(server.worker()).own_bytes
+    def memory() -> list[int]:
+        return [own_bytes(process) for process in (server.ps, server.worker())]
 
     await cycles(server, num_warm_up)
     before = await asyncio.to_thread(counts)
-    memory_before = own_bytes()
+    memory_before = await asyncio.to_thread(memory)
     await cycles(server, number)
 
     # The connection of the last question may still be closing, so that a count is wrong once, but not for good.
@@ -203,7 +203,8 @@ async def test_connect_infer_drop_leaves_nothing(
         return all(count <= before[name] for name, count in counts().items())
 
     await asyncio.to_thread(server.until, settled, what="everything is as before", timeout_s=20.0)
-    grown = [after - before for before, after in zip(memory_before, own_bytes(), strict=True)]
+    memory_after = await asyncio.to_thread(memory)
+    grown = [after - before for before, after in zip(memory_before, memory_after, strict=True)]
     assert max(grown) < number * max_bytes_a_cycle, f"the server and the worker have grown by {grown} bytes"
 
 
