@@ -14,6 +14,9 @@ from server.config import SessionSection
 from tests.support.server_client import WorldSocket, fake_config, png, running
 from tests.support.server_worker import ScriptedWorker, model_info
 
+PING_S = 0.6
+"""A pong has as long as this, also while other processes have the machine."""
+
 
 async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(20):
@@ -25,7 +28,7 @@ async def test_a_peer_that_no_longer_answers_pings_is_noticed() -> None:
     """The connection stays open; the peer only stops reading, and with that answering."""
     config = fake_config()
     app = create_app(config, worker=ScriptedWorker())
-    async with running(app, config, ws_ping_s=0.2) as url:
+    async with running(app, config, ws_ping_s=PING_S) as url:
         await vanish_and_come_back(app, url, pacing="playback")
 
 
@@ -33,7 +36,7 @@ async def test_a_reader_over_a_slow_link_is_not_lost_in_the_middle_of_a_chunk() 
     """Its pong stands behind a chunk of 1 MB, which takes several times as long as a pong may."""
     config = fake_config()
     app = create_app(config, worker=ScriptedWorker(model_info(width=256, height=192)))
-    async with running(app, config, ws_ping_s=0.1, send_buffer_bytes=32768) as url:
+    async with running(app, config, ws_ping_s=0.3, send_buffer_bytes=32768) as url:
         client = await WorldSocket.open(url, ping_interval=None, sock=narrow_socket(url))
         slow = asyncio.create_task(read_slowly(client.connection.transport))
         try:
@@ -61,7 +64,7 @@ async def read_slowly(transport: asyncio.Transport) -> None:
     """Read for a moment, and not for a longer one, again and again."""
     while True:
         transport.pause_reading()
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.03)
         transport.resume_reading()
         await asyncio.sleep(0)
         await asyncio.sleep(0)
@@ -78,12 +81,12 @@ async def test_a_python_client_that_is_slower_than_the_model_keeps_its_link() ->
     config = fake_config()
     app = create_app(config, worker=ScriptedWorker())
     async with (
-        running(app, config, ws_ping_s=0.2) as url,
+        running(app, config, ws_ping_s=PING_S) as url,
         WorldClient(url, prompt="a town", image=png(), pacing="free", max_buffered_chunks=4) as world,
     ):
         (actor,) = app.state.context.table.all()
         await until(lambda: actor.session.paused)
-        await asyncio.sleep(0.6)
+        await asyncio.sleep(2.5 * PING_S)
         for index in range(30):
             chunk = await world.next_chunk()
             assert chunk is not None
