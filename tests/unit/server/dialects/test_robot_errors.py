@@ -133,7 +133,7 @@ async def test_an_idle_connection_is_closed_with_a_reason() -> None:
 
 async def test_a_client_that_waits_for_us_is_not_idle() -> None:
     # Long enough for the request to come in time on a machine that is busy.
-    async with serving_robots(robot=RobotSection(idle_s=0.5)) as server:
+    async with serving_robots(robot=RobotSection(idle_s=1.0)) as server:
         robot = await server.connect()
         server.worker.hold()
         await robot.send(observation(1))
@@ -141,7 +141,7 @@ async def test_a_client_that_waits_for_us_is_not_idle() -> None:
         async with asyncio.timeout(20):
             for _ in range(20):
                 await (await robot.connection.ping())
-                await asyncio.sleep(0.03)
+                await asyncio.sleep(0.06)
         server.worker.release()
         assert number_of(await robot.receive())[0] == 1
 
