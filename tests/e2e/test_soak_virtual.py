@@ -8,6 +8,7 @@ The short form belongs to the default set. The slow one is a million verbs, or a
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import json
 import logging
@@ -228,6 +229,8 @@ async def soak(num_verbs_asked: int, seed: int, folder: Path) -> Verbs:
     info = model_info(width=2, height=2, capacity_sessions=CAPACITY)
     worker = ContractWorker(info, tick_s=0.03, keeps_ticks=False)
     recording = RecordingSection(folder=str(folder), max_bytes=MAX_RECORDING_BYTES)
+    # Files that earlier tests left to the collector are none of these.
+    gc.collect()
     tasks_before, files_before = len(asyncio.all_tasks()), num_open_files()
     with full_disk() as disk:
         async with loop_serving(worker, session=SECTION, recording=recording) as server:
@@ -316,7 +319,7 @@ def quiet_log(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_few_thousand_random_verbs(seed: int, tmp_path: Path) -> None:
     check(run_virtual(soak(7000, seed, tmp_path), limit_s=1e6), at_least=7000)
 
