@@ -84,7 +84,7 @@ class WatchedPage:
 
     def until(self, condition: Callable[[], Any]) -> None:
         """Let the page go on until something is true outside it."""
-        for _ in range(800):
+        for _ in range(2000):
             if condition():
                 return
             self.page.wait_for_timeout(10)
