@@ -94,9 +94,9 @@ async def test_a_server_that_stops_making_chunks_is_given_up(server: StandinServ
 
 async def test_the_time_limit_ends_the_run(server: StandinServer) -> None:
     server.behaviour.max_chunks = 2
-    (session,) = await make_driver(server, make_job(time_limit_s=1.5)).run()
+    (session,) = await make_driver(server, make_job(time_limit_s=2.5)).run()
     assert len(session.chunks) == 2
-    assert session.ended == "the time limit of 1.5 s was reached"
+    assert session.ended == "the time limit of 2.5 s was reached"
 
 
 async def test_no_chunk_is_an_error(server: StandinServer) -> None:
