@@ -21,6 +21,11 @@ MOUNTS = Path("/proc/self/mountinfo")
 IN_MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs", "rootfs", "hugetlbfs"})
 """File systems whose pages are memory: a cache there would hold the weights a second time."""
 
+KERNEL = frozenset(
+    {"proc", "sysfs", "cgroup", "cgroup2", "devpts", "debugfs", "tracefs", "securityfs", "bpf", "configfs"}
+)
+"""File systems that show the kernel and keep no files."""
+
 NETWORKED = frozenset(
     (
         *("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs", "lustre", "gpfs", "beegfs"),
@@ -40,15 +45,20 @@ class CacheFolder:
     """
 
     def __init__(self, root: Path, *, mounts: Path = MOUNTS) -> None:
-        kind = file_system(_nearest_folder(root).resolve(), mounts)
+        nearest = nearest_folder(root)
+        kind = file_system(nearest.resolve(), mounts)
         if kind in IN_MEMORY:
             raise CacheRootRefused(f"{root}: is on {kind}, in memory; expected a disk of this machine")
+        if kind in KERNEL:
+            raise CacheRootRefused(f"{root}: is on {kind}, which keeps no files; expected a disk of this machine")
         if kind in NETWORKED or kind.startswith("fuse"):
             raise CacheRootRefused(f"{root}: is on {kind}, shared between machines; expected a disk of this machine")
         self.root = root
         self.entries = root / "entries"
         self.requests = root / "requests"
         self.temporary = root / "temporary"
+        if not self.is_there and not os.access(nearest, os.W_OK | os.X_OK):
+            raise CacheRootRefused(f"{root}: cannot be made (nothing may be written in {nearest})")
         self._check_parts()
 
     @property
@@ -77,7 +87,7 @@ class CacheFolder:
         return self.root / "locks" / f"{name}.lock"
 
 
-def _nearest_folder(root: Path) -> Path:
+def nearest_folder(root: Path) -> Path:
     """Return the folder itself, or the one in which it would be made. Raises `CacheRootRefused`."""
     if "\0" in str(root):
         raise CacheRootRefused(f"{str(root)!r}: cannot be made (a zero byte is in its name)")

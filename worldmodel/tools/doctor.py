@@ -91,7 +91,7 @@ def run_checks(start: StartWorker) -> Iterator[Check]:
         if has_device and found.needs is not None:
             yield from _check_device_memory(start, found.needs)
         if found.outlook is not None:
-            yield found.outlook.check()
+            yield from found.outlook.checks()
         if found.needs is not None:
             yield _check_host_memory(found.needs)
             yield _check_locked_memory(found.needs)

@@ -6,13 +6,16 @@ back. Decoding, norms and the start of kernels come on top, so that a chunk take
 
 from __future__ import annotations
 
+import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
 from kvcache.spec import KVSpec
+from offload.cache_folder import nearest_folder
 from offload.errors import OffloadError
 from offload.host_plan import HostKind
 from offload.link import measure_link, measure_staged
@@ -34,6 +37,7 @@ from worldmodel.lingbot.streaming_plan import (
     plan_stream,
 )
 from worldmodel.messages import StartWorker
+from worldmodel.tools.amounts import bytes_text
 from worldmodel.tools.doctor import Check, Needs, Status
 from worldmodel.wan.precision import PrecisionPlan, precision_plan
 from worldmodel.wan.text_encoder import default_placement
@@ -145,7 +149,27 @@ class Outlook:
     plan: StreamPlan | None
     problem: str = ""
 
-    def check(self) -> Check:
+    def checks(self) -> Iterator[Check]:
+        """Say the plan, and of a cache whether there is room for it."""
+        yield self._check_plan()
+        if self.plan is not None and self.plan.host.kind is HostKind.RUNTIME_CACHE:
+            yield self._check_cache()
+
+    def _check_cache(self) -> Check:
+        """Compare the disk with an entry. FAIL where none can be there yet, WARN where it may be."""
+        layouts, num_layers = self.before.form().layouts, self.before.empty.transformer.config.num_layers
+        entry_bytes = num_layers * sum(place.tensor.num_bytes for each in layouts.values() for place in each.places)
+        root = Path(self.before.start.offload.cache_folder)
+        free_bytes = shutil.disk_usage(nearest_folder(root)).free
+        lacks = Status.WARN if (root / "entries").is_dir() else Status.FAIL
+        return Check(
+            status=Status.OK if free_bytes >= entry_bytes else lacks,
+            name="disk for the cache",
+            expected=f"{bytes_text(entry_bytes)} in {root}, if the weights are not there yet",
+            found=f"{bytes_text(free_bytes)} free",
+        )
+
+    def _check_plan(self) -> Check:
         """Say it, and measure how long a chunk takes under it. WARN: something is not as it was wished for."""
         wish = self.before.start.offload
         expected = f"streamed weights, {wish.host}, {wish.transfer}"

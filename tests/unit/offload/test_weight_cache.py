@@ -438,7 +438,7 @@ def mount_table(tmp_path: Path, *lines: tuple[str, str]) -> Path:
     return file
 
 
-@pytest.mark.parametrize("kind", ["tmpfs", "ramfs", "nfs4", "cifs", "fuse.sshfs", "fuseblk", "9p"])
+@pytest.mark.parametrize("kind", ["tmpfs", "ramfs", "proc", "nfs4", "cifs", "fuse.sshfs", "fuseblk", "9p"])
 def test_memory_and_network_are_refused(tmp_path: Path, kind: str) -> None:
     mounts = mount_table(tmp_path, ("/", "ext4"), (str(tmp_path), kind))
 
@@ -490,6 +490,18 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path, name: str) -> N
     (tmp_path / "file").touch()
     with pytest.raises(CacheRootRefused, match="cannot be made"):
         CacheFolder(tmp_path / name, mounts=mount_table(tmp_path, ("/", "ext4")))
+
+
+def test_a_folder_in_which_nothing_may_be_made_is_refused_and_a_cache_in_it_can_be_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This user may be the system's, who may write anywhere."""
+    mounts = mount_table(tmp_path, ("/", "ext4"))
+    monkeypatch.setattr("offload.cache_folder.os.access", lambda path, mode: False)
+    with pytest.raises(CacheRootRefused, match=rf"cannot be made \(nothing may be written in {tmp_path}\)"):
+        CacheFolder(tmp_path / "cache", mounts=mounts)
+    (tmp_path / "cache" / "entries").mkdir(parents=True)
+    assert CacheFolder(tmp_path / "cache", mounts=mounts).is_there
 
 
 def test_looking_at_a_folder_writes_nothing_and_the_first_use_makes_it(

@@ -255,3 +255,27 @@ def test_what_is_not_as_wished_is_a_warning_and_what_can_not_be_a_failure(card: 
 def test_with_everything_resident_nothing_is_copied(card: SimpleNamespace) -> None:
     card.free_bytes = 140 * 10**9
     assert "nothing is copied, a chunk takes at least" in rows(on_card())["offload"].found
+
+
+@pytest.mark.parametrize(
+    ("free_bytes", "has_entries", "status"),
+    [(37 * 10**9, False, Status.OK), (36 * 10**9, False, Status.FAIL), (36 * 10**9, True, Status.WARN)],
+)
+def test_the_disk_is_compared_with_an_entry(
+    card: SimpleNamespace,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    free_bytes: int,
+    has_entries: bool,
+    status: Status,
+) -> None:
+    """All layers are in it, whichever stay on the device."""
+    monkeypatch.setattr(streaming_plan, "CacheFolder", lambda root: None)
+    monkeypatch.setattr(doctor_offload.shutil, "disk_usage", lambda path: SimpleNamespace(free=free_bytes))
+    cache = tmp_path / "cache"
+    if has_entries:
+        (cache / "entries").mkdir(parents=True)
+    found = rows(on_card(host="runtime_cache", cache_folder=str(cache)))["disk for the cache"]
+    assert found.expected == f"36.5 GB in {cache}, if the weights are not there yet"
+    assert (found.status, found.found) == (status, f"{gb(free_bytes)} free")
+    assert "disk for the cache" not in rows(on_card())
