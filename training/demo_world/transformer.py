@@ -177,11 +177,11 @@ class Run:
         self.held_out = self._build(np.random.default_rng(HELD_OUT_SEED), num_held_out)
         self._wait()
         prepared = time.monotonic()
+        self.say(f"held-out walks after {prepared - began:.0f} s, in which the encoder was prepared")
         walks = self._build(rng, -(-arguments.walks // portion) * portion)
         self._wait()
         now = time.monotonic()
-        rate = len(walks) / (now - prepared)
-        self.say(f"{len(walks)} walks a process, {rate:.0f} a second, after {prepared - began:.0f} s of preparation")
+        self.say(f"{len(walks)} walks a process, {len(walks) / (now - prepared):.0f} a second")
         self.ring = WalkRing(
             walks,
             lambda num_walks: self._build(rng, num_walks),
