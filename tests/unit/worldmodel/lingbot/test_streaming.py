@@ -459,6 +459,21 @@ def test_old_entries_make_room_but_never_the_one_in_use(
     weights.close()
 
 
+def test_upkeep_that_fails_stops_no_start(
+    checkpoints: dict[str, StoredComponent],
+    cache_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def prune(*_: object, **__: object) -> None:
+        raise CacheError("the entries cannot be read")
+
+    monkeypatch.setattr("worldmodel.lingbot.streaming_cache.prune", prune)
+    wish = settings(host="runtime_cache", cache_folder=str(cache_folder), cache_max_bytes=0)
+    streamed(checkpoints["float32"], "fp32", wish, is_fused=False)[2].close()
+    assert "weight cache: nothing more is evicted: the entries cannot be read" in caplog.text
+
+
 def test_page_locking_needs_a_cuda_device_or_leave_to_stage(checkpoints: dict[str, StoredComponent]) -> None:
     component = checkpoints["float32"]
     wish = OffloadSettings(weights="streamed", transfer="registered")
