@@ -19,7 +19,8 @@ from dataclasses import replace
 from typing import Any
 
 from server.app import start_message
-from server.config import ServerConfig, WorkerSection, load_config
+from server.config import ServerConfig, WorkerSection
+from server.config_reading import load_config
 from server.media.formats import StreamEncoder, create_stream_encoder
 from server.package_files import bundled_config
 from server.worker_process import worker_environment

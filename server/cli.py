@@ -17,7 +17,8 @@ from typing import NoReturn
 
 from server.argument_parser import VerbParser
 from server.bench_arguments import add_bench_arguments, read_bench_arguments
-from server.config import ServerConfig, load_config
+from server.config import ServerConfig
+from server.config_reading import load_config
 from server.config_values import ConfigError
 from server.conformance_verb import add_conformance_arguments, check_conformance
 from server.model_check import check_model

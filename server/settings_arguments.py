@@ -6,7 +6,7 @@ import argparse
 import difflib
 from collections.abc import Sequence
 
-from server.config import settable_keys
+from server.config_reading import settable_keys
 from server.config_values import flag_of
 
 ALIASES = {"host": "server.host", "port": "server.port", "device": "worker.device"}

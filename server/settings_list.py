@@ -7,7 +7,8 @@ from dataclasses import fields
 from pathlib import Path
 
 from server.argument_parser import VerbParser
-from server.config import SECTIONS, ServerConfig, load_config, settable_keys
+from server.config import SECTIONS, ServerConfig
+from server.config_reading import load_config, settable_keys
 from server.config_values import ConfigError, flag_of, variable_of
 from server.package_files import bundled_config
 from server.settings_arguments import add_settings, given_settings, unknown_arguments

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from server.config import load_config
+from server.config_reading import load_config
 from worldmodel import catalog
 
 CONFIGS = sorted((Path(__file__).resolve().parents[2] / "configs").glob("*.toml"))

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from server.config import ServerSection, load_config
+from server.config import ServerSection
+from server.config_reading import load_config
 from server.metrics import Metrics
 from server.watch_metrics import WatchMetrics
 from server.wire.messages import SessionState

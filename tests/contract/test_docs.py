@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from server.config import load_config
+from server.config_reading import load_config
 from server.key_script import parse_key_script
 from server.package_files import bundled_config
 from worldmodel import catalog

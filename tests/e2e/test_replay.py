@@ -16,7 +16,7 @@ import pytest
 
 from server.app import start_message
 from server.cli import main
-from server.config import load_config
+from server.config_reading import load_config
 from server.event_log import LoggedImage, encode_line, image_digest, start_line
 from tests.support.server_client import png
 from tests.support.server_worker import model_info

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from kvcache.cache import KVCache
-from server.config import load_config
+from server.config_reading import load_config
 from server.package_files import bundled_config
 from tests.support.lingbot_golden import tensors
 from tests.support.lingbot_network import transformer, transformer_config

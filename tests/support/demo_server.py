@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from clients.python import Chunk, Receipt, WorldClient
-from server.config import ServerConfig, load_config
+from server.config import ServerConfig
+from server.config_reading import load_config
 from server.generate import GenerateJob, GenerateStep, generate
 from server.package_files import bundled_config
 from server.uploads import decode_image

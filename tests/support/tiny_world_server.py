@@ -9,7 +9,8 @@ from fastapi import FastAPI
 
 from server import serving
 from server.app import create_app, start_message
-from server.config import ServerConfig, load_config
+from server.config import ServerConfig
+from server.config_reading import load_config
 from server.worker_client import WorkerClient, WorkerPolicy
 
 WORKER = "tests.support.tiny_world_worker"

@@ -17,7 +17,7 @@ from server import bench_verb, cli
 from server.bench_arguments import BenchRequest, Ways, add_bench_arguments, read_bench_arguments
 from server.bench_picture import synthetic_image
 from server.bench_verb import bench_job, choose_beginning
-from server.config import load_config
+from server.config_reading import load_config
 from server.package_files import bundled_config
 from tests.support.server_client import fake_config
 from worldmodel.catalog import ModelKind, lookup

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from server.config import load_config, settable_keys
+from server.config_reading import load_config, settable_keys
 from server.config_values import ConfigError
 from server.errors import BadInput
 from server.limits import parse_json_object

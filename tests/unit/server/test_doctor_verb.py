@@ -11,7 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from server import doctor_verb
-from server.config import ServerConfig, load_config
+from server.config import ServerConfig
+from server.config_reading import load_config
 from server.doctor_verb import Check, doctor, server_checks
 from server.package_files import bundled_config
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from server import cli
-from server.config import settable_keys
+from server.config_reading import settable_keys
 from server.config_values import flag_of, variable_of
 from server.package_files import bundled_config
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from server.config import ConfigError, WorkerSection, load_config
+from server.config import ConfigError, WorkerSection
+from server.config_reading import load_config
 from worldmodel.errors import LoadFailed
 from worldmodel.messages import StartWorker
 from worldmodel.offload_settings import OffloadSettings

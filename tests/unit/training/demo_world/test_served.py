@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from server.config import load_config
+from server.config_reading import load_config
 from server.package_files import bundled_config
 from training.demo_world import evaluation, gate, scene, served, ship
 from training.demo_world.trajectories import KEYS

@@ -11,7 +11,7 @@ import pytest
 
 from offload.residency import ResidencyPlan
 from server.app import start_message
-from server.config import load_config
+from server.config_reading import load_config
 from tests.support.empty_models import lay_out_once
 from worldmodel.checkpoint.inspection import CONTEXT_BYTES
 from worldmodel.errors import LoadFailed
