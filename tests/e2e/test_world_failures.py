@@ -226,9 +226,10 @@ async def test_a_session_that_cannot_be_cleaned_up_stays_as_a_tombstone(
 async def test_a_dead_worker_fails_all_its_sessions_at_once(server: Server) -> None:
     sockets = [await server.connect(), await server.connect()]
     started = [await socket.start() for socket in sockets]
-    server.worker.hold()
     for socket in sockets:
         await socket.media()
+    server.worker.hold()
+    for socket in sockets:
         for event_id in range(3):
             await socket.send("session.event", event_id=event_id, prompt="rain")
             await socket.expect("event.queued", event_id=event_id)

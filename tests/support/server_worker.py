@@ -255,12 +255,16 @@ class ScriptedWorker:
         """Wait as long as the test wants, then fail as it wants, also if the worker dies meanwhile."""
         self._require_alive()
         lost = self._lost
-        waits = [asyncio.ensure_future(lost.wait()), asyncio.ensure_future(self._may_go.wait())]
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
+        while True:
+            waits = [asyncio.ensure_future(lost.wait()), asyncio.ensure_future(self._may_go.wait())]
+            try:
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for wait in waits:
+                    wait.cancel()
+            # `hold()` may have been called since it could go.
+            if lost.is_set() or self._may_go.is_set():
+                break
         if lost.is_set():
             raise WorkerUnavailable(self.failure or "the worker is gone")
         failure = failures.popleft() if failures else None
