@@ -17,11 +17,9 @@ import numpy.typing as npt
 import psutil
 import pytest
 
-from benchmarks.demo_process import process_use
 from tests.support.server_client import Chunk, WorldSocket, image_field
-from tests.support.server_process import ROOT, ServerProcess, server_process
-
-TIDIES_UP = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests/support/tidy")])}
+from tests.support.server_process import ServerProcess, server_process
+from tests.support.tidy_process import TIDIES_UP, own_bytes
 
 KEYS = {"track": "camera", "schema": "lingbot.camera_actions.v1"}
 
@@ -246,13 +244,6 @@ async def connect_and_drop(server: ServerProcess, num_cycles: int) -> None:
 NOISE = 3
 """Thread pools grow to their bound, and a connection of a question just asked may be open. One leak in one of four
 ways to leave would show as 15 at least."""
-
-
-def own_bytes(process: psutil.Process) -> int:
-    """Return what a process holds once it has tidied up, which takes it a moment."""
-    process.send_signal(signal.SIGUSR2)
-    time.sleep(0.5)
-    return process_use(process).own_bytes
 
 
 async def check_cycles_leave_nothing(

@@ -14,11 +14,14 @@ from tests.support.server_process import ROOT
 TIDIES_UP = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests/support/tidy")])}
 """The environment of Python processes that tidy up when they are asked to; so do the processes that they start."""
 
-TIDIES_WITHIN_S = 0.5
+POLL_S = 0.3
 
 
 def own_bytes(process: psutil.Process) -> int:
-    """Ask a process to tidy up, and return what it then holds."""
+    """Ask a process to tidy up, and return what it holds once that gets no less."""
     process.send_signal(signal.SIGUSR2)
-    time.sleep(TIDIES_WITHIN_S)
-    return process_use(process).own_bytes
+    held = [process_use(process).own_bytes]
+    while len(held) < 3 or held[-1] < held[-2]:
+        time.sleep(POLL_S)
+        held.append(process_use(process).own_bytes)
+    return held[-1]
