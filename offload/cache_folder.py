@@ -3,6 +3,7 @@
 entries/ADDRESS/manifest.json, *.safetensors     published, never changed
 requests/KEY.json                                the address that a request led to
 locks/KEY.lock, locks/ADDRESS.lock               who builds; who uses
+locks/ADDRESS.place.lock                         who puts an entry there, or takes a damaged one away
 temporary/KEY.*                                  not published yet; removed by whoever next holds KEY's lock
 """
 

@@ -7,7 +7,6 @@ is there as a whole or not at all, whoever is killed when.
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import os
@@ -115,7 +114,8 @@ class WeightCache:
         try:
             found = self._find(request, validation, ends_s)
         except CacheDamaged as error:
-            self._set_aside(key, error.entry)
+            with self._lock(_place(error.entry), ends_s, is_shared=False):
+                self._clear(key, error.entry)
             found = None
         return self._publish(request, make, ends_s) if found is None else found
 
@@ -141,6 +141,18 @@ class WeightCache:
             lock.release()
             raise
         return CacheEntry(folder=folder, manifest=manifest, was_built=False, lock=lock)
+
+    def _clear(self, key: str, address: str) -> bool:
+        """Take a damaged entry out of the way; tell whether one is there, every byte of it.
+
+        The lock of its place is held: what another request put there since anybody looked is not damaged.
+        """
+        try:
+            check_entry(self._folder.entries / address, Validation.FULL)
+        except CacheDamaged:
+            self._set_aside(key, address)
+            return False
+        return True
 
     def _set_aside(self, key: str, address: str) -> None:
         """Take a damaged entry out of the way; who has its files mapped keeps them."""
@@ -180,7 +192,7 @@ class WeightCache:
             ends_s += self._clock() - began_s
             lock = self._lock(address, ends_s, is_shared=True)
             try:
-                self._rename(request.key, temporary, address)
+                self._rename(request.key, temporary, address, ends_s)
                 self._point(request.key, address)
                 folder = self._folder.entries / address
                 manifest = check_entry(folder, Validation.FAST)
@@ -212,20 +224,11 @@ class WeightCache:
         self._on_step("temporary folder synced")
         return manifest.address
 
-    def _rename(self, key: str, temporary: Path, address: str) -> None:
-        entry = self._folder.entries / address
-        try:
-            # Another request may have led to the same content, or a process was killed before it pointed to it.
-            check_entry(entry, Validation.FULL)
-        except CacheDamaged:
-            self._set_aside(key, address)
-            try:
-                temporary.rename(entry)
-            except OSError as error:
-                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
-                    raise
-                # Another request led to the same content, and its entry came between the check and this.
-                check_entry(entry, Validation.FULL)
+    def _rename(self, key: str, temporary: Path, address: str, ends_s: float) -> None:
+        """Publish what was built, unless another request has led to it, or somebody killed before he pointed to it."""
+        with self._lock(_place(address), ends_s, is_shared=False):
+            if not self._clear(key, address):
+                temporary.rename(self._folder.entries / address)
         self._on_step("entry renamed")
         sync_folder(self._folder.entries)
         self._on_step("entries synced")
@@ -239,3 +242,8 @@ class WeightCache:
         sync_folder(self._folder.requests)
         self._on_step("requests synced")
         remove_folder(folder)
+
+
+def _place(address: str) -> str:
+    """Name the lock under which an entry is put to its place or taken from it as damaged. Who uses it has another."""
+    return f"{address}.place"

@@ -297,28 +297,39 @@ def test_a_publication_that_fails_late_keeps_no_lock(folder: CacheFolder) -> Non
     assert not is_locked_for_others(folder.lock_file(entry.name))
 
 
-def test_an_entry_of_the_same_content_that_comes_in_between_is_taken(
+def test_a_place_is_looked_at_and_changed_under_one_lock(
     cache: WeightCache, folder: CacheFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real_check, others = check_entry, []
+    """Requests with the same content have locks of their own, and one must not take the other's entry for damaged."""
+    held = []
 
     def check(entry: Path, validation: Validation) -> Manifest:
-        if others or validation is not Validation.FULL:
-            return real_check(entry, validation)
-        others.append(entry)
-        set_aside = cache._set_aside
-        monkeypatch.setattr(cache, "_set_aside", lambda key, address: (set_aside(key, address), other_publishes()))
-        return real_check(entry, validation)
-
-    def other_publishes() -> None:
-        WeightCache(folder, lock_timeout_s=1.0).open_or_build(request("other"), make, Validation.FAST)
+        if validation is Validation.FULL:
+            held.append(is_locked_for_others(folder.lock_file(f"{entry.name}.place")))
+        return check_entry(entry, validation)
 
     monkeypatch.setattr("offload.weight_cache.check_entry", check)
-    mine = cache.open_or_build(request(), make, Validation.FAST)
+    entry = cache.open_or_build(request(), make, Validation.FAST)
+    entry.close()
+    DAMAGE["manifest"](entry.folder)
+    cache.open_or_build(request(), make, Validation.FAST)
 
-    assert mine.was_built
-    assert list(folder.entries.iterdir()) == [mine.folder] == others
-    real_check(mine.folder, Validation.FULL)
+    assert held == [True, True, True]
+    assert not is_locked_for_others(folder.lock_file(f"{entry.folder.name}.place"))
+
+
+def test_a_whole_entry_that_took_a_damaged_ones_place_meanwhile_stays(
+    cache: WeightCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = open_entry(cache)
+    entry.close()
+    published = entry.folder.stat().st_ino
+
+    def find(*_: object) -> None:
+        raise CacheDamaged(entry.folder.name, "was damaged a moment ago")
+
+    monkeypatch.setattr(cache, "_find", find)
+    assert cache.open_or_build(request(), make, Validation.FAST).folder.stat().st_ino == published
 
 
 @pytest.mark.parametrize("name", ["tempfile.mkdtemp", "shutil.disk_usage", "os.utime", "sync_folder"])
@@ -737,9 +748,9 @@ def test_nobody_waits_for_another_builder_longer_than_is_said(cache: WeightCache
 
 
 def test_all_waits_of_one_call_have_one_bound(folder: CacheFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """First for who builds the entry, then for who evicts it; the time of building in between doesn't count."""
+    """For who builds the entry, evicts it, has its place, in turn; the time of building in between doesn't count."""
     bounds: list[float] = []
-    times = iter([100.0, 103.0, 104.0, 204.0, 209.0])
+    times = iter([100.0, 103.0, 104.0, 204.0, 209.0, 209.5])
     take = FileLock.take
 
     def taken(file: Path, *, is_shared: bool, timeout_s: float, on_wait: OnWait) -> FileLock:
@@ -748,7 +759,7 @@ def test_all_waits_of_one_call_have_one_bound(folder: CacheFolder, monkeypatch: 
 
     monkeypatch.setattr(FileLock, "take", taken)
     open_entry(WeightCache(folder, lock_timeout_s=10.0, clock=lambda: next(times))).close()
-    assert bounds == [7.0, 1.0]
+    assert bounds == [7.0, 1.0, 0.5]
 
 
 def test_a_lock_the_system_refuses_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
