@@ -93,6 +93,8 @@ def read_manifest(folder: Path) -> Manifest:
     """Read the manifest of an entry and compare it with the folder's name. Raises `CacheDamaged`, `CacheForeign`."""
     entry = folder.name
     try:
+        if (folder / MANIFEST).exists() and not (folder / MANIFEST).is_file():
+            raise CacheDamaged(entry, "the manifest is no regular file")
         text = (folder / MANIFEST).read_bytes()
     except OSError as error:
         raise CacheDamaged(entry, f"the manifest cannot be read ({error.strerror})") from error
@@ -105,9 +107,11 @@ def read_manifest(folder: Path) -> Manifest:
     found = content.get("format") if isinstance(content, dict) else None
     if found != FORMAT:
         raise CacheForeign(entry, found if isinstance(found, str) else "unknown")
-    return Manifest(
-        metadata=content["metadata"], files={name: FileDigest(**each) for name, each in content["files"].items()}
-    )
+    try:
+        files = {name: FileDigest(**each) for name, each in content["files"].items()}
+        return Manifest(metadata=dict(content["metadata"]), files=files)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CacheForeign(entry, f"{FORMAT} with other keys") from error
 
 
 def check_entry(folder: Path, validation: Validation) -> Manifest:

@@ -143,7 +143,7 @@ class WeightCache:
         return CacheEntry(folder=folder, manifest=manifest, was_built=False, lock=lock)
 
     def _clear(self, key: str, address: str) -> bool:
-        """Take a damaged entry out of the way; tell whether one is there, every byte of it.
+        """Take a damaged entry out of the way; tell whether a whole one is there, every byte of it.
 
         The lock of its place is held: what another request put there since anybody looked is not damaged.
         """

@@ -65,6 +65,14 @@ def put_no_json(folder: CacheFolder) -> str:
     return put_other_format(folder, b"rubbish")
 
 
+def put_no_files(folder: CacheFolder) -> str:
+    return put_other_format(folder, b'{"format": "worldserve-weights-1", "metadata": {}}')
+
+
+def put_other_keys(folder: CacheFolder) -> str:
+    return put_other_format(folder, b'{"format": "worldserve-weights-1", "metadata": {}, "files": {"a": {"size": 1}}}')
+
+
 def put_unreadable(folder: CacheFolder) -> str:
     (folder.entries / ("c" * 64)).mkdir()
     return "c" * 64
@@ -75,6 +83,8 @@ ODD: dict[str, tuple[Callable[[CacheFolder], str], EntryKind, str]] = {
     "link": (put_link, EntryKind.OTHER, "a link"),
     "format": (put_other_format, EntryKind.OTHER, "an entry of format worldserve-weights-2"),
     "no JSON": (put_no_json, EntryKind.OTHER, "an entry of format unknown"),
+    "no files": (put_no_files, EntryKind.OTHER, "an entry of format worldserve-weights-1 with other keys"),
+    "other keys": (put_other_keys, EntryKind.OTHER, "an entry of format worldserve-weights-1 with other keys"),
     "another user's": (put_unreadable, EntryKind.UNREADABLE, "Permission denied"),
 }
 

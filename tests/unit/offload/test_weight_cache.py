@@ -122,6 +122,7 @@ DAMAGE = {
         (entry / FILES[0]).symlink_to(entry.parent / "elsewhere"),
     ),
     "manifest missing": lambda entry: (entry / MANIFEST).unlink(),
+    "manifest replaced by a pipe": lambda entry: ((entry / MANIFEST).unlink(), os.mkfifo(entry / MANIFEST)),
 }
 
 
