@@ -148,6 +148,8 @@ def prune(
     None means no such limit. What is no entry of this format is neither counted nor deleted. What killed builds and
     evictions left goes first. Returns what was deleted. Raises `CacheError`.
     """
+    # A cache that was copied here may have no locks, without which nothing can be evicted.
+    folder.make()
     remove_leftovers(folder, mine=mine)
     entries = [entry for entry in list_entries(folder, mine=mine) if entry.kind is EntryKind.OURS]
     total_bytes = sum(entry.num_bytes for entry in entries)

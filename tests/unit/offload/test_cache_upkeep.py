@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -220,6 +221,15 @@ def test_what_the_system_does_not_let_us_delete_stays_and_is_told(
     assert prune(folder, max_bytes=0, max_age_s=None, now_s=0.0) == ()
     assert f"{first.folder.name} stays, it can't be deleted: [Errno 13] Permission denied" in caplog.text
     assert first.folder.is_dir()
+
+
+def test_a_cache_of_which_only_the_entries_were_copied_can_be_pruned(cache: WeightCache, folder: CacheFolder) -> None:
+    entry = open_entry(cache)
+    entry.close()
+    for part in ("locks", "temporary", "requests"):
+        shutil.rmtree(folder.root / part)
+    assert [each.address for each in prune(folder, max_bytes=0, max_age_s=None, now_s=0.0)] == [entry.folder.name]
+    assert list(folder.entries.iterdir()) == []
 
 
 def test_a_cache_that_cannot_be_read_is_an_error(folder: CacheFolder, monkeypatch: pytest.MonkeyPatch) -> None:
