@@ -156,14 +156,14 @@ class Outlook:
             yield self._check_cache()
 
     def _check_cache(self) -> Check:
-        """Compare the disk with an entry. FAIL where none can be there yet, WARN where it may be."""
+        """Compare the disk with an entry. FAIL where none can be there yet, WARN where it may be or need not."""
         layouts, num_layers = self.before.form().layouts, self.before.empty.transformer.config.num_layers
         entry_bytes = num_layers * sum(place.tensor.num_bytes for each in layouts.values() for place in each.places)
         root = Path(self.before.start.offload.cache_folder)
         free_bytes = shutil.disk_usage(nearest_folder(root)).free
-        lacks = Status.WARN if (root / "entries").is_dir() else Status.FAIL
+        may_start = (root / "entries").is_dir() or self.before.start.offload.falls_back
         return Check(
-            status=Status.OK if free_bytes >= entry_bytes else lacks,
+            status=Status.OK if free_bytes >= entry_bytes else Status.WARN if may_start else Status.FAIL,
             name="disk for the cache",
             expected=f"{bytes_text(entry_bytes)} in {root}, if the weights are not there yet",
             found=f"{bytes_text(free_bytes)} free",

@@ -278,4 +278,7 @@ def test_the_disk_is_compared_with_an_entry(
     found = rows(on_card(host="runtime_cache", cache_folder=str(cache)))["disk for the cache"]
     assert found.expected == f"36.5 GB in {cache}, if the weights are not there yet"
     assert (found.status, found.found) == (status, f"{gb(free_bytes)} free")
+    # A worker that may take ordinary memory instead starts without it.
+    replaced = rows(on_card(host="runtime_cache", cache_folder=str(cache), on_unavailable="ordinary"))
+    assert replaced["disk for the cache"].status is (Status.OK if status is Status.OK else Status.WARN)
     assert "disk for the cache" not in rows(on_card())
