@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -132,3 +133,22 @@ def test_a_bound_of_the_device_leaves_to_layers_what_nothing_else_takes(bound: s
     assert "for one session and 1.50 GiB of working memory" in enough.describe()
     with pytest.raises(LoadFailed, match=rf"streamed weights do not fit: {least} bytes .* {least - 1} .* are left"):
         left(least - 1)
+
+
+@pytest.mark.parametrize(("sessions", "fraction"), [(1, 0.5), (2, 1.0), (2, 0.5)])
+def test_layers_leave_several_sessions_so_much_that_their_fraction_of_it_holds_them(
+    sessions: int, fraction: float
+) -> None:
+    """One session is served whatever the fraction."""
+    spec = replace(kv(), requested_sessions=sessions)
+    sessions_bytes = spec.required_bytes(sessions)
+    least = buffers_bytes(FORM.layouts, NUM_LAYERS)
+    needed = least + WORKING_BYTES + (2 * sessions_bytes if (sessions, fraction) == (2, 0.5) else sessions_bytes)
+
+    def left(free_bytes: int) -> StreamPlan:
+        numbers = DeviceNumbers(loaded_bytes=0, free_bytes=free_bytes, gpu_memory_fraction=fraction)
+        return plan_stream(FORM, {}, OffloadSettings(weights="streamed"), FP32, spec, numbers, torch.device("cuda"))
+
+    assert left(needed).residency.device_bytes == least
+    with pytest.raises(LoadFailed, match="streamed weights do not fit"):
+        left(needed - 1)
