@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -106,6 +107,19 @@ def test_an_entry_that_cannot_be_read_is_not_called_whole(
     monkeypatch.setattr(Path, "iterdir", iterdir)
     assert cache.main(["verify", str(tmp_path)]) == 1
     assert capsys.readouterr().out == f"{entry.name[:16]}  CAN'T BE READ: Permission denied\n"
+
+
+def test_an_entry_that_is_evicted_while_it_is_verified_is_passed_over(
+    tmp_path: Path, entry: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def verify(folder: CacheFolder, address: str) -> str:
+        shutil.rmtree(folder.entries / address)
+        return "the manifest cannot be read"
+
+    monkeypatch.setattr(cache, "verify_entry", verify)
+    assert cache.main(["verify", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == ""
+    assert not entry.exists()
 
 
 @pytest.mark.parametrize("verb", [["list"], ["verify"], ["prune", "--max-bytes", "0"]])

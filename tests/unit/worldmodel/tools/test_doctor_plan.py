@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -239,6 +240,19 @@ def test_copies_are_timed_the_way_they_go(card: SimpleNamespace) -> None:
         found = rows(on_card(transfer=transfer))["offload"]
         assert f"at {rate / 1e9:.1f} GB/s a chunk takes at least" in found.found
         assert f"(copying {1000 * copied / rate:.0f} ms" in found.found
+
+
+def test_a_chunk_takes_no_less_than_its_copies_and_than_its_products(
+    card: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rate, slower in ((1e9, "copying"), (1e15, "computing")):
+        monkeypatch.setattr(doctor_offload, "measure_staged", lambda device, rate=rate: rate)
+        found = re.search(
+            r"at least (\d+) ms \(copying (\d+) ms, computing (\d+) ms\)", rows(on_card())["offload"].found
+        )
+        assert found is not None
+        least_ms, copy_ms, compute_ms = map(int, found.groups())
+        assert least_ms == max(copy_ms, compute_ms) == {"copying": copy_ms, "computing": compute_ms}[slower]
 
 
 def test_what_is_not_as_wished_is_a_warning_and_what_can_not_be_a_failure(card: SimpleNamespace) -> None:
