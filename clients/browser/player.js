@@ -240,15 +240,19 @@ export class SourcePlayer {
     });
   }
 
-  /** Heal what events do not tell: a position outside the buffer, and frames shown while the tab was hidden. */
+  /**
+   * Heal what events do not tell: a position outside the buffer, and frames shown while the tab was hidden or before the place
+   * of their chunk was noted, which for the only frame of a held picture may be.
+   */
   _watch() {
     const video = this._video;
     const buffered = this._buffer?.buffered;
-    if (buffered === undefined || buffered.length === 0 || this._isHeld) return;
+    if (buffered === undefined || buffered.length === 0) return;
     const startS = buffered.start(buffered.length - 1);
     const isBeforeBuffer = video.currentTime < startS && video.readyState < HTMLMediaElement.HAVE_FUTURE_DATA;
-    if (isBeforeBuffer && !video.seeking) video.currentTime = startS;
-    if (performance.now() - this._lastFrameMs > 2 * WATCH_EVERY_MS) {
+    if (isBeforeBuffer && !video.seeking && !this._isHeld) video.currentTime = startS;
+    const isThere = video.readyState >= HTMLMediaElement.HAVE_CURRENT_DATA;
+    if (isThere && performance.now() - this._lastFrameMs > 2 * WATCH_EVERY_MS) {
       this._timeline.shown(video.currentTime, performance.now());
     }
   }

@@ -141,6 +141,24 @@ def test_a_chunk_is_reported_when_the_next_one_has_arrived(standin: StandIn, pag
     assert all(report["last_sent"] > report["chunk_index"] for report in standin.script.playback)
 
 
+LATE_NEWS = """
+const listen = SourceBuffer.prototype.addEventListener;
+SourceBuffer.prototype.addEventListener = function (kind, listener) {
+  listen.call(this, kind, () => setTimeout(listener, kind === 'updateend' ? 400 : 0));
+};
+"""
+"""A busy browser: it shows a frame before the page hears that its chunk is in the buffer."""
+
+
+def test_the_only_frame_of_a_paused_world_counts_as_shown(standin: StandIn, page: WatchedPage) -> None:
+    page.begin()
+    page.page.keyboard.press("p")
+    page.page.wait_for_selector("#link-text >> text=Paused")
+    page.page.add_init_script(LATE_NEWS)
+    page.page.reload()
+    page.wait_for_picture()
+
+
 @FORMATS
 def test_reset_jumps_to_the_new_run_and_pause_stops_the_picture(
     standin: StandIn, page: WatchedPage, format: str
