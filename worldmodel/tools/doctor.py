@@ -13,7 +13,7 @@ import json
 import resource
 import sys
 from collections.abc import Generator, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -61,13 +61,15 @@ class Check:
 class Needs:
     """Bytes that a configuration takes by what they are for: of the device for one session, of the host, page-locked.
 
-    `session_bytes` are those of the device beside weights and libraries.
+    `session_bytes` are those of the device beside weights and libraries, `shared_bytes` those of the host that are
+    files: another process may have them in memory already.
     """
 
     device: Mapping[str, int]
     session_bytes: int
     host: Mapping[str, int]
     locked: Mapping[str, int]
+    shared_bytes: int = 0
 
 
 def main() -> int:
@@ -174,7 +176,13 @@ def _check_session_budget(allowed_bytes: int, needs: Needs) -> Check:
 
 
 def _check_host_memory(needs: Needs) -> Check:
-    return _memory_check("host memory", _listed(needs.host), _available_bytes(), sum(needs.host.values()))
+    """FAIL where memory lacks, WARN where it is enough for a worker whose mapped files are in memory already."""
+    available_bytes, wanted_bytes = _available_bytes(), sum(needs.host.values())
+    found = _memory_check("host memory", _listed(needs.host), available_bytes, wanted_bytes)
+    if found.status is Status.OK or available_bytes < wanted_bytes - needs.shared_bytes:
+        return found
+    shared = f"; {bytes_text(needs.shared_bytes)} are files, which another worker may have in memory"
+    return replace(found, status=Status.WARN, found=f"{found.found}{shared}")
 
 
 def _memory_check(name: str, expected: str, available_bytes: int, wanted_bytes: int) -> Check:

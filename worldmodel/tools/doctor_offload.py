@@ -130,6 +130,7 @@ def streamed_needs(before: Preview, needs: Needs, plan: StreamPlan | None) -> Ne
     all_bytes = num_layers * sum(layout.num_bytes for layout in layouts.values())
     return replace(
         needs,
+        shared_bytes=0 if plan is None or plan.host.kind is HostKind.ORDINARY else plan.residency.host_bytes,
         device={
             "other weights": before.loaded_bytes,
             "buffers of layers": buffers_bytes(layouts, num_layers),

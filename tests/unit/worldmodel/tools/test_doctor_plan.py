@@ -234,6 +234,24 @@ def test_the_host_holds_and_locks_the_layers_that_are_streamed(card: SimpleNames
     )
 
 
+def test_files_that_another_worker_has_in_memory_are_no_reason_to_fail(
+    card: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streaming_plan, "CacheFolder", lambda root: None)
+    cached = on_card(host="runtime_cache", cache_folder="/cache")
+    streamed_bytes = open_preview(cached).plan(card.free_bytes).residency.host_bytes
+    own_bytes = 2 * 5_680_910_336 + doctor.STAGING_BYTES
+    card.host_bytes = own_bytes + streamed_bytes
+    assert rows(cached)["host memory"].status is Status.OK
+    card.host_bytes -= 1
+    assert rows(on_card())["host memory"].status is Status.FAIL
+    found = rows(cached)["host memory"]
+    assert found.status is Status.WARN
+    assert found.found.endswith(f"; {gb(streamed_bytes)} are files, which another worker may have in memory")
+    card.host_bytes = own_bytes - 1
+    assert rows(cached)["host memory"].status is Status.FAIL
+
+
 def test_copies_are_timed_the_way_they_go(card: SimpleNamespace) -> None:
     copied = open_preview(on_card()).plan(card.free_bytes).residency.copied_bytes_per_chunk
     for transfer, rate in (("registered", 50e9), ("staged", 20e9)):
