@@ -164,6 +164,7 @@ async def test_what_is_being_written_is_never_deleted(tmp_path: Path, caplog: py
     with recordings_in(tmp_path, max_bytes=1500) as (recordings, registry):
         first, second = begin(recordings, "s-1"), begin(recordings, "s-2")
         first.append(MP4_FILE, bytes(1000))
+        await until_written(recordings, "s-1", MP4_FILE)
         second.append(MP4_FILE, bytes(1000))
         await second.close()
         await first.close()
