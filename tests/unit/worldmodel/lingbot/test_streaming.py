@@ -327,6 +327,16 @@ def test_settings_come_to_the_cache_and_to_page_locking(
     assert told[0] == "waiting for somebody"
 
 
+def test_layers_that_are_made_for_the_cache_are_told_as_progress(
+    checkpoints: dict[str, StoredComponent], cache_folder: Path
+) -> None:
+    told: list[tuple[float, str]] = []
+    wish = OffloadSettings(weights="streamed", transfer="staged", host="runtime_cache", cache_folder=str(cache_folder))
+    streamed(checkpoints["float32"], "fp32", wish, is_fused=False, progress=lambda *step: told.append(step))
+    made = [(fraction, detail) for fraction, detail in told if detail.endswith("made for the cache")]
+    assert made == [((index + 1) / NUM_LAYERS, f"layer {index + 1} made for the cache") for index in range(NUM_LAYERS)]
+
+
 @pytest.mark.parametrize("validation", ["fast", "full"])
 def test_an_entry_is_checked_as_the_settings_say(
     checkpoints: dict[str, StoredComponent], cache_folder: Path, monkeypatch: pytest.MonkeyPatch, validation: str
