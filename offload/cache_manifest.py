@@ -146,7 +146,7 @@ def _problems(folder: Path, manifest: Manifest, validation: Validation) -> Itera
         try:
             yield from _header_problems(folder / name, digest)
         except CacheDamaged as error:
-            yield f"{name} {error.problem}"
+            yield error.problem
         except OSError as error:
             yield f"{name} cannot be read ({error.strerror})"
     if validation is Validation.FULL:

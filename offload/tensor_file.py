@@ -86,24 +86,27 @@ def read_header(file: Path) -> bytes:
         prefix = stream.read(8)
         length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
         if not 2 <= length <= MAX_HEADER_BYTES:
-            raise CacheDamaged(str(file), f"has a header of {length} bytes")
+            raise CacheDamaged(file.parent.name, f"{file.name} has a header of {length} bytes")
         return prefix + stream.read(length)
 
 
 def stored_tensors(file: Path, header: bytes) -> dict[str, StoredTensor]:
-    """Return the tensors of a file whose header was checked before."""
-    entries: dict[str, dict[str, Any]] = json.loads(header[8:])
-    return {
-        name: StoredTensor(
-            key=name,
-            file=file,
-            start_byte=len(header) + entry["data_offsets"][0],
-            dtype=DTYPES[entry["dtype"]],
-            shape=tuple(entry["shape"]),
-            span_bytes=entry["data_offsets"][1] - entry["data_offsets"][0],
-        )
-        for name, entry in entries.items()
-    }
+    """Return the tensors of a file. Raises `CacheDamaged`, of one that was checked if it has changed since."""
+    try:
+        entries: dict[str, dict[str, Any]] = json.loads(header[8:])
+        return {
+            name: StoredTensor(
+                key=name,
+                file=file,
+                start_byte=len(header) + entry["data_offsets"][0],
+                dtype=DTYPES[entry["dtype"]],
+                shape=tuple(entry["shape"]),
+                span_bytes=entry["data_offsets"][1] - entry["data_offsets"][0],
+            )
+            for name, entry in entries.items()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise CacheDamaged(file.parent.name, f"{file.name} has a header that cannot be read") from error
 
 
 def file_sha256(file: Path) -> str:

@@ -13,7 +13,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,18 +35,16 @@ MakeFile = Callable[[str], Iterable[Tensor]]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CacheEntry:
-    """An entry that was checked and is in use until `close`: until then nobody evicts it. `was_built`: by this call."""
+    """An entry that was checked and is in use until `close`: until then nobody evicts it.
+
+    `tensors` are those of all files by name. `was_built`: by this call.
+    """
 
     folder: Path
     manifest: Manifest
+    tensors: Mapping[str, StoredTensor]
     was_built: bool
     lock: FileLock
-
-    @property
-    def tensors(self) -> dict[str, StoredTensor]:
-        """Every tensor by name, with its place in a file."""
-        files = [self.folder / name for name in self.manifest.files]
-        return {name: tensor for file in files for name, tensor in stored_tensors(file, read_header(file)).items()}
 
     def close(self) -> None:
         """Allow eviction; what was used until now was last used now. Mappings of the files stay valid."""
@@ -136,11 +134,12 @@ class WeightCache:
                 logger.warning("weight cache: %s is not what request %s is for: %s", address, request.key, problem)
                 lock.release()
                 return None
+            tensors = _read_tensors(folder, manifest)
             os.utime(lock.file)
         except BaseException:
             lock.release()
             raise
-        return CacheEntry(folder=folder, manifest=manifest, was_built=False, lock=lock)
+        return CacheEntry(folder=folder, manifest=manifest, tensors=tensors, was_built=False, lock=lock)
 
     def _clear(self, key: str, address: str) -> bool:
         """Take a damaged entry out of the way; tell whether a whole one is there, every byte of it.
@@ -196,13 +195,14 @@ class WeightCache:
                 self._point(request.key, address)
                 folder = self._folder.entries / address
                 manifest = check_entry(folder, Validation.FAST)
+                tensors = _read_tensors(folder, manifest)
                 os.utime(lock.file)
             except BaseException:
                 lock.release()
                 raise
         finally:
             remove_folder(temporary)
-        return CacheEntry(folder=folder, manifest=manifest, was_built=True, lock=lock)
+        return CacheEntry(folder=folder, manifest=manifest, tensors=tensors, was_built=True, lock=lock)
 
     def _check_room(self, request: CacheRequest) -> None:
         free_bytes = shutil.disk_usage(self._folder.root).free
@@ -242,6 +242,11 @@ class WeightCache:
         sync_folder(self._folder.requests)
         self._on_step("requests synced")
         remove_folder(folder)
+
+
+def _read_tensors(folder: Path, manifest: Manifest) -> dict[str, StoredTensor]:
+    files = [folder / name for name in manifest.files]
+    return {name: tensor for file in files for name, tensor in stored_tensors(file, read_header(file)).items()}
 
 
 def _place(address: str) -> str:

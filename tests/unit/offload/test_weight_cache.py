@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -155,6 +156,24 @@ def test_a_damaged_entry_goes_whatever_takes_its_place_and_keeps_no_lock(
     rebuilt = cache.open_or_build(request(), lambda file: make(file, 3), Validation.FAST)
     assert rebuilt.folder != entry.folder
     assert list(folder.entries.iterdir()) == [rebuilt.folder]
+
+
+@pytest.mark.parametrize("change", [Path.unlink, lambda file: file.write_bytes(b"\x04" + bytes(7) + b"{]}{")])
+def test_an_entry_that_changes_behind_its_check_is_an_error_and_keeps_no_lock(
+    cache: WeightCache, folder: CacheFolder, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], object]
+) -> None:
+    address = open_entry(cache).folder.name
+
+    def check_and_change(entry: Path, validation: Validation) -> Manifest:
+        manifest = check_entry(entry, validation)
+        change(entry / FILES[0])
+        return manifest
+
+    monkeypatch.setattr("offload.weight_cache.check_entry", check_and_change)
+    monkeypatch.setattr("offload.weight_cache.find_mismatch", lambda *_: None)
+    with pytest.raises(CacheError, match=rf"{address}: layer-\d+.safetensors has a header|can't be read"):
+        cache.find(request(), Validation.FAST)
+    assert not is_locked_for_others(folder.lock_file(address))
 
 
 def test_an_entry_that_is_evicted_before_it_is_locked_is_a_miss(
