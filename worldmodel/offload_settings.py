@@ -117,11 +117,9 @@ class OffloadSettings:
 
     def _require_defaults(self, names: Iterable[str], where: str) -> None:
         for name in names:
-            value, default = getattr(self, name), _DEFAULTS[name]
-            if value != default:
-                raise ValueError(
-                    f"offload.{name}: has no effect {where}; expected the default {default!r} there, got {value!r}"
-                )
+            value = getattr(self, name)
+            if value != _DEFAULTS[name]:
+                raise ValueError(f"offload.{name}: has no effect {where}; expected to be left out there, got {value!r}")
 
     def check_model(self, model: str) -> None:
         """Refuse settings of another model than those that know them. Raises ValueError as the class does."""

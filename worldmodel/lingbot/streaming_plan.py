@@ -192,8 +192,8 @@ def plan_layers(
         return plan_residency(parts, num_layers, budget_bytes)
     except BudgetTooSmall as error:
         raise LoadFailed(
-            f"streamed weights do not fit: {error.required_bytes} bytes ({error.required_bytes / 2**30:.2f} GiB) of "
-            f"buffers are needed, {error.budget_bytes} ({error.budget_bytes / 2**30:.2f} GiB) are left: {explanation}",
+            f"streamed weights do not fit: {error.required_bytes} bytes ({_gib(error.required_bytes)}) of buffers are "
+            f"needed, {_left_text(error.budget_bytes)}: {explanation}",
             code="out_of_memory",
             field="offload",
         ) from error
@@ -238,6 +238,12 @@ def weights_budget(settings: OffloadSettings, kv: KVSpec, numbers: DeviceNumbers
         taken = f"{_gib(CONTEXT_BYTES)} of CUDA context, {_gib(numbers.loaded_bytes)} of other weights"
         limits.append((left, f"device_bytes is {_gib(settings.device_bytes)}, less {taken}, {reserved}"))
     return min(limits) if limits else (None, "")
+
+
+def _left_text(num_bytes: int) -> str:
+    if num_bytes >= 0:
+        return f"{num_bytes} ({_gib(num_bytes)}) are left"
+    return f"and {-num_bytes} bytes ({_gib(-num_bytes)}) are missing already before them"
 
 
 def _gib(num_bytes: int) -> str:

@@ -114,7 +114,7 @@ def _state(entry: EntryFacts) -> str:
         case EntryKind.UNREADABLE:
             return f"CAN'T BE READ: {entry.problem}"
         case _ if entry.problem:
-            return f"DAMAGED: {entry.problem}"
+            return f"DAMAGED{', in use' if entry.is_in_use else ''}: {entry.problem}"
         case _:
             return "in use" if entry.is_in_use else "idle"
 

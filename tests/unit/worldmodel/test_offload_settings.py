@@ -78,7 +78,7 @@ def test_what_would_have_no_effect_is_refused_by_name(name: str) -> None:
         assert OffloadSettings(**value) != OffloadSettings(**streamed)  # type: ignore[arg-type]
     else:
         with pytest.raises(
-            ValueError, match=rf"^offload\.{name}: has no effect without weights 'streamed'; expected the default "
+            ValueError, match=rf"^offload\.{name}: has no effect without weights 'streamed'; expected to be left out"
         ):
             OffloadSettings(**value)  # type: ignore[arg-type]
     if name.startswith("regist"):
@@ -94,7 +94,7 @@ def test_what_would_have_no_effect_is_refused_by_name(name: str) -> None:
 def test_what_another_model_does_not_know_is_refused_with_the_configuration_and_at_the_start(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     file.write_text(MODEL.replace("lingbot_world_v2", "fake") + '[offload]\nvae = "parked"\n')
-    expected = r"offload\.vae: has no effect on fake; expected the default 'resident' there, got 'parked'"
+    expected = r"offload\.vae: has no effect on fake; expected to be left out there, got 'parked'"
 
     with pytest.raises(ConfigError, match=rf"config\.toml: {expected}"):
         load_config(file, environment={})

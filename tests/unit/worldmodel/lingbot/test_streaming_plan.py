@@ -152,3 +152,5 @@ def test_layers_leave_several_sessions_so_much_that_their_fraction_of_it_holds_t
     assert left(needed).residency.device_bytes == least
     with pytest.raises(LoadFailed, match="streamed weights do not fit"):
         left(needed - 1)
+    with pytest.raises(LoadFailed, match=r"and 1073741824 bytes \(1\.00 GiB\) are missing already before them: "):
+        left(needed - least - 2**30)

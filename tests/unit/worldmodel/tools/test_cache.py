@@ -157,3 +157,12 @@ def test_a_wrong_call_ends_with_code_2(tmp_path: Path, entry: Path, call: list[s
 def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cache.main(["list", str(tmp_path / "missing")]) == 1
     assert "no such folder" in capsys.readouterr().err
+
+
+def test_a_damaged_entry_in_use_is_told_as_both(
+    tmp_path: Path, entry: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (entry / FILES[0]).unlink()
+    with held_by_another(tmp_path / "locks" / f"{entry.name}.lock"):
+        assert cache.main(["list", str(tmp_path)]) == 0
+    assert f"  DAMAGED, in use: {FILES[0]} " in capsys.readouterr().out
