@@ -15,6 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from offload.errors import CacheDamaged, CacheForeign
+from offload.host_plan import StoredTensor
 from offload.layout import TensorSpec
 from offload.tensor_file import WORDS, FileDigest, file_sha256, read_header, stored_tensors
 
@@ -122,8 +123,15 @@ def check_entry(folder: Path, validation: Validation) -> Manifest:
     return manifest
 
 
-def find_mismatch(request: CacheRequest, folder: Path, manifest: Manifest) -> str | None:
-    """Say what of an entry that was checked is not what a request is for, None if all is.
+def read_tensors(folder: Path, manifest: Manifest) -> dict[str, dict[str, StoredTensor]]:
+    """Return the tensors of an entry that was checked, by file and name. Raises OSError, `CacheDamaged`."""
+    return {name: stored_tensors(folder / name, read_header(folder / name)) for name in manifest.files}
+
+
+def find_mismatch(
+    request: CacheRequest, manifest: Manifest, stored: Mapping[str, Mapping[str, StoredTensor]]
+) -> str | None:
+    """Say what of an entry, with what `read_tensors` found in it, is not what a request is for, None if all is.
 
     Whatever led to the entry may be another request's. Where the tensors come from is no part of an entry.
     """
@@ -134,8 +142,8 @@ def find_mismatch(request: CacheRequest, folder: Path, manifest: Manifest) -> st
     if manifest.files.keys() != request.files.keys():
         return f"its files are {', '.join(sorted(manifest.files))}, asked for were {', '.join(sorted(request.files))}"
     for name, specs in request.files.items():
-        stored = stored_tensors(folder / name, read_header(folder / name))
-        found = [TensorSpec(name=key, dtype=each.dtype, shape=each.shape) for key, each in stored.items() if each.dtype]
+        tensors = stored[name].items()
+        found = [TensorSpec(name=key, dtype=each.dtype, shape=each.shape) for key, each in tensors if each.dtype]
         if found != list(specs):
             return f"{name} has other tensors than were asked for"
     return None

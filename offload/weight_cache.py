@@ -21,11 +21,19 @@ from pathlib import Path
 from torch import Tensor
 
 from offload.cache_folder import CacheFolder, read_address, remove_folder, sync_folder, write_synced
-from offload.cache_manifest import MANIFEST, CacheRequest, Manifest, Validation, check_entry, find_mismatch
+from offload.cache_manifest import (
+    MANIFEST,
+    CacheRequest,
+    Manifest,
+    Validation,
+    check_entry,
+    find_mismatch,
+    read_tensors,
+)
 from offload.errors import CacheDamaged, CacheError
 from offload.file_lock import FileLock, OnWait, log_wait
 from offload.host_plan import StoredTensor
-from offload.tensor_file import FileDigest, read_header, stored_tensors, write_tensor_file
+from offload.tensor_file import FileDigest, write_tensor_file
 
 logger = logging.getLogger(__name__)
 
@@ -37,14 +45,19 @@ MakeFile = Callable[[str], Iterable[Tensor]]
 class CacheEntry:
     """An entry that was checked and is in use until `close`: until then nobody evicts it.
 
-    `tensors` are those of all files by name. `was_built`: by this call.
+    `stored`: its tensors by file and name. `was_built`: by this call.
     """
 
     folder: Path
     manifest: Manifest
-    tensors: Mapping[str, StoredTensor]
+    stored: Mapping[str, Mapping[str, StoredTensor]]
     was_built: bool
     lock: FileLock
+
+    @property
+    def tensors(self) -> dict[str, StoredTensor]:
+        """Every tensor by name, with its place in a file."""
+        return {name: tensor for tensors in self.stored.values() for name, tensor in tensors.items()}
 
     def close(self) -> None:
         """Allow eviction; what was used until now was last used now. Mappings of the files stay valid."""
@@ -129,17 +142,17 @@ class WeightCache:
                 lock.release()
                 return None
             manifest = check_entry(folder, validation)
-            problem = find_mismatch(request, folder, manifest)
+            stored = read_tensors(folder, manifest)
+            problem = find_mismatch(request, manifest, stored)
             if problem is not None:
                 logger.warning("weight cache: %s is not what request %s is for: %s", address, request.key, problem)
                 lock.release()
                 return None
-            tensors = _read_tensors(folder, manifest)
             os.utime(lock.file)
         except BaseException:
             lock.release()
             raise
-        return CacheEntry(folder=folder, manifest=manifest, tensors=tensors, was_built=False, lock=lock)
+        return CacheEntry(folder=folder, manifest=manifest, stored=stored, was_built=False, lock=lock)
 
     def _clear(self, key: str, address: str) -> bool:
         """Take a damaged entry out of the way; tell whether a whole one is there, every byte of it.
@@ -195,14 +208,14 @@ class WeightCache:
                 self._point(request.key, address)
                 folder = self._folder.entries / address
                 manifest = check_entry(folder, Validation.FAST)
-                tensors = _read_tensors(folder, manifest)
+                stored = read_tensors(folder, manifest)
                 os.utime(lock.file)
             except BaseException:
                 lock.release()
                 raise
         finally:
             remove_folder(temporary)
-        return CacheEntry(folder=folder, manifest=manifest, tensors=tensors, was_built=True, lock=lock)
+        return CacheEntry(folder=folder, manifest=manifest, stored=stored, was_built=True, lock=lock)
 
     def _check_room(self, request: CacheRequest) -> None:
         free_bytes = shutil.disk_usage(self._folder.root).free
@@ -242,11 +255,6 @@ class WeightCache:
         sync_folder(self._folder.requests)
         self._on_step("requests synced")
         remove_folder(folder)
-
-
-def _read_tensors(folder: Path, manifest: Manifest) -> dict[str, StoredTensor]:
-    files = [folder / name for name in manifest.files]
-    return {name: tensor for file in files for name, tensor in stored_tensors(file, read_header(file)).items()}
 
 
 def _place(address: str) -> str:
