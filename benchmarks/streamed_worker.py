@@ -13,7 +13,7 @@ import torch
 from device_memory import bound_device, memory_gib
 from full_size import FULL, MODEL, TINY, build_runtime, open_session, start_worker
 
-from offload.residency import NUM_SLOTS, LayerPart, ResidencyPlan, plan_residency
+from offload.residency import LayerPart, ResidencyPlan, plan_residency
 from worldmodel.checkpoint.inspection import CONTEXT_BYTES
 from worldmodel.kernels.fused_layer import FusedFormat
 from worldmodel.kernels.layer_ops import PlainOps
@@ -21,9 +21,9 @@ from worldmodel.lingbot.config import LingBotOptions
 from worldmodel.lingbot.empty_model import build_empty, open_any
 from worldmodel.lingbot.layer_parts import USES_PER_CHUNK
 from worldmodel.lingbot.memory import outside_bytes
-from worldmodel.lingbot.streamed_layers import part_layouts
+from worldmodel.lingbot.streamed_layers import LayerForm
 from worldmodel.lingbot.streaming import StreamedTransformer
-from worldmodel.lingbot.streaming_plan import WORKING_BYTES
+from worldmodel.lingbot.streaming_plan import WORKING_BYTES, buffers_bytes
 from worldmodel.lingbot.transformer import LingBotTransformer
 from worldmodel.messages import CloseSession, RequestId, SessionId, StartWorker, Tick
 from worldmodel.offload_settings import OffloadSettings
@@ -99,7 +99,7 @@ def settings(arguments: argparse.Namespace) -> OffloadSettings:
         weights="streamed",
         host=arguments.host,
         transfer="staged" if arguments.device == "cpu" else "registered",
-        resident_bytes=None if arguments.device_gib else buffers_bytes(arguments),
+        resident_bytes=None if arguments.device_gib else smallest_budget(arguments),
         device_bytes=int(arguments.device_gib * 2**30) if arguments.device_gib else None,
         cache_folder=arguments.cache,
         vae=arguments.vae,
@@ -108,14 +108,14 @@ def settings(arguments: argparse.Namespace) -> OffloadSettings:
     )
 
 
-def buffers_bytes(arguments: argparse.Namespace) -> int:
+def smallest_budget(arguments: argparse.Namespace) -> int:
     """Return what two buffers of every part take: the smallest budget."""
     empty = build_empty(open_any(TINY if arguments.tiny else FULL), LingBotOptions())
     plan = precision_plan(arguments.precision)
     is_fused = arguments.device != "cpu" or plan.quantizes_linears
     layer_format = FusedFormat(PlainOps(), plan.linear, quantize=plan.quantizes_linears) if is_fused else None
-    layouts = part_layouts(empty.transformer.config, plan, layer_format)
-    return NUM_SLOTS * sum(layout.num_bytes for layout in layouts.values())
+    form = LayerForm(empty.transformer.config, plan, layer_format)
+    return buffers_bytes(form.layouts, form.num_layers)
 
 
 def plan_share(loaded: Loaded, share: float) -> ResidencyPlan:

@@ -163,13 +163,6 @@ def stored_tensors(component: Component) -> dict[str, tuple[StoredTensor, ...]]:
     }
 
 
-def part_layouts(
-    config: TransformerConfig, plan: PrecisionPlan, layer_format: FusedFormat | None
-) -> dict[str, FlatLayout]:
-    """Return the layout of every part of a layer; nothing is allocated."""
-    return dict(LayerForm(config, plan, layer_format).layouts)
-
-
 def _twin(
     config: TransformerConfig, plan: PrecisionPlan, layer_format: FusedFormat | None
 ) -> tuple[Layer, FusedLayer | None]:

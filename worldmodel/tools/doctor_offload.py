@@ -21,6 +21,7 @@ from offload.host_plan import HostKind
 from offload.link import measure_link, measure_staged
 from offload.streamed_model import Transfer
 from worldmodel.checkpoint.component import Checkpoint
+from worldmodel.checkpoint.inspection import num_parameters
 from worldmodel.errors import LoadFailed
 from worldmodel.kernels.layer_ops import FP8
 from worldmodel.lingbot.acceleration import layer_format
@@ -67,7 +68,7 @@ class Preview:
         """Count what a worker finds on its device when it plans: all weights but those of the layers."""
         empty, precision = self.empty, self.precision
         parks_vae = self.start.offload.vae == "parked"
-        text_bytes = sum(each.numel() for each in empty.text_encoder.parameters()) * precision.text_encoder.itemsize
+        text_bytes = num_parameters(empty.text_encoder) * precision.text_encoder.itemsize
         placement = self.options.text_encoder or default_placement(
             empty.text_encoder, precision.text_encoder, self.device
         )
