@@ -6,6 +6,7 @@ that training and evaluation see the same truth. A frame is uint8 [height, width
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import functools
 import hashlib
@@ -171,6 +172,12 @@ PALETTES: Floats = np.array(
     ],
     np.float32,
 )  # fmt: skip
+
+
+def add_changes(parser: argparse.ArgumentParser) -> None:
+    """Add the options whose values `change` takes to those of a program."""
+    parser.add_argument("--banners", type=float, help="how much of the far banners shows, 0 to 1, if not as shipped")
+    parser.add_argument("--cutaway", type=float, help="metres within which things fade, if not as shipped")
 
 
 def change(*, banners: float | None = None, cutaway_m: float | None = None) -> None:

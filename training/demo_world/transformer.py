@@ -322,8 +322,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--seen", type=float, default=8.0, help="clips that a walk is in before a new one takes its place"
     )
-    parser.add_argument("--banners", type=float, help="how much of the far banners shows, 0 to 1, if not as shipped")
-    parser.add_argument("--cutaway", type=float, help="metres within which things fade, if not as shipped")
+    scene.add_changes(parser)
     parser.add_argument(
         "--served-scale-share", type=float, default=0.6, help="clips whose steps are scaled as a server scales them"
     )

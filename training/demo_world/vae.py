@@ -350,8 +350,7 @@ def main() -> None:
     parser.add_argument("--decoder-only", action="store_true", help="leave encoder and latents as --start has them")
     parser.add_argument("--peak", type=float, default=1.2e-3, help="learning rate")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--banners", type=float, help="how much of the far banners shows, 0 to 1, if not as shipped")
-    parser.add_argument("--cutaway", type=float, help="metres within which things fade, if not as shipped")
+    scene.add_changes(parser)
     parser.add_argument("--smoke", action="store_true", help="tiny clips and two steps, to try the program on a CPU")
     arguments = parser.parse_args()
     if arguments.decoder_only and arguments.start is None:
