@@ -1,4 +1,4 @@
-"""What else may lie in a weight cache, and who keeps the time of an entry. Evicting is in `test_weight_cache.py`."""
+"""What is in a weight cache, what else may lie there, who keeps the time of an entry, and what is evicted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from offload import cache_upkeep
 from offload.cache_folder import CacheFolder
-from offload.cache_manifest import MANIFEST
+from offload.cache_manifest import MANIFEST, Validation, check_entry
 from offload.cache_upkeep import (
     EntryKind,
     list_entries,
@@ -22,21 +22,19 @@ from offload.cache_upkeep import (
     verify_entry,
 )
 from offload.errors import CacheError, CacheForeign
-from offload.file_lock import is_held
+from offload.file_lock import FileLock, is_held
 from offload.weight_cache import WeightCache
-from tests.support.weight_cache import FILES, held_by_another, open_entry, open_folder, request
+from tests.support.cache_damage import DAMAGE
+from tests.support.weight_cache import (
+    FILES,
+    held_by_another,
+    is_locked_for_others,
+    make,
+    open_entry,
+    request,
+)
 
 OTHER_FORMAT = b'{"format": "worldserve-weights-2", "parts": {}}'
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> CacheFolder:
-    return open_folder(tmp_path / "cache")
-
-
-@pytest.fixture
-def cache(folder: CacheFolder) -> WeightCache:
-    return WeightCache(folder, lock_timeout_s=1.0)
 
 
 def snapshot(folder: CacheFolder) -> dict[str, tuple[int, int]]:
@@ -239,3 +237,168 @@ def test_a_cache_that_cannot_be_read_is_an_error(folder: CacheFolder, monkeypatc
     monkeypatch.setattr(Path, "iterdir", refused)
     with pytest.raises(CacheError, match=r"entries: cannot be read \(Permission denied\)"):
         list(list_entries(folder))
+
+
+# ------------------------------------------------------------ eviction
+
+
+def build_three(cache: WeightCache, folder: CacheFolder) -> list[str]:
+    """Build entries last used 300, 200 and 100 s before second 1000; return their addresses."""
+    addresses = []
+    for number in range(3):
+        entry = cache.open_or_build(
+            request(f"source {number}", number=str(number)), lambda file, seed=number: make(file, seed), Validation.FAST
+        )
+        entry.close()
+        os.utime(folder.lock_file(entry.folder.name), (0, 700 + 100 * number))
+        addresses.append(entry.folder.name)
+    return addresses
+
+
+def test_entries_are_listed_by_their_last_use(cache: WeightCache, folder: CacheFolder) -> None:
+    addresses = build_three(cache, folder)
+
+    found = list(list_entries(folder))
+
+    assert [facts.address for facts in found] == addresses
+    for number, address in enumerate(addresses):
+        os.utime(folder.lock_file(address), (0, 500 - number))
+    assert [facts.address for facts in list_entries(folder)] == addresses[::-1]
+    assert [facts.used_s for facts in found] == [700, 800, 900]
+    assert [facts.metadata["number"] for facts in found] == ["0", "1", "2"]
+    assert all(facts.problem is None and not facts.is_in_use and facts.num_bytes > 640 for facts in found)
+
+
+def test_an_entry_is_used_when_it_is_opened(cache: WeightCache, folder: CacheFolder) -> None:
+    addresses = build_three(cache, folder)
+    cache.open_or_build(request("source 0", number="0"), make, Validation.FAST).close()
+    assert [facts.address for facts in list_entries(folder)] == [addresses[1], addresses[2], addresses[0]]
+
+
+@pytest.mark.parametrize(
+    ("max_entries", "max_age_s", "num_removed"),
+    [(None, None, 0), (2, None, 1), (0, None, 3), (None, 150.0, 2), (2, 50.0, 3)],
+)
+def test_what_is_old_or_too_much_goes_and_its_requests_with_it(
+    cache: WeightCache, folder: CacheFolder, max_entries: int | None, max_age_s: float | None, num_removed: int
+) -> None:
+    addresses = build_three(cache, folder)
+    entry_bytes = next(list_entries(folder)).num_bytes
+    max_bytes = None if max_entries is None else max_entries * (entry_bytes + 1)
+
+    removed = prune(folder, max_bytes=max_bytes, max_age_s=max_age_s, now_s=1000.0)
+
+    assert [facts.address for facts in removed] == addresses[:num_removed]
+    assert len(list(folder.requests.iterdir())) == len(list(folder.entries.iterdir())) == 3 - num_removed
+    assert list(folder.temporary.iterdir()) == []
+
+
+def test_entries_of_this_process_stay(cache: WeightCache, folder: CacheFolder) -> None:
+    addresses = build_three(cache, folder)
+
+    removed = prune(folder, max_bytes=0, max_age_s=None, now_s=1000.0, mine=addresses[:1])
+
+    assert [facts.address for facts in removed] == addresses[1:]
+
+
+def test_an_eviction_that_was_killed_is_finished_by_the_next(cache: WeightCache, folder: CacheFolder) -> None:
+    address = build_three(cache, folder)[0]
+    aside = folder.temporary / f"{address}.evicted.x"
+    aside.mkdir()
+    (folder.entries / address).rename(aside / address)
+
+    prune(folder, max_bytes=None, max_age_s=None, now_s=1000.0)
+
+    assert not aside.exists()
+    assert cache.find(request("source 0", number="0"), Validation.FAST) is None
+
+
+def test_what_an_eviction_left_of_an_entry_in_use_goes_and_its_lock_stays(
+    cache: WeightCache, folder: CacheFolder
+) -> None:
+    entry = open_entry(cache)
+    aside = folder.temporary / f"{entry.folder.name}.evicted.x"
+    aside.mkdir()
+
+    prune(folder, max_bytes=0, max_age_s=None, now_s=1000.0, mine=[entry.folder.name])
+
+    assert not aside.exists()
+    assert is_locked_for_others(entry.lock.file)
+    entry.close()
+    assert not is_locked_for_others(entry.lock.file)
+
+
+def test_entries_that_another_process_evicts_meanwhile_are_passed_over(
+    cache: WeightCache, folder: CacheFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    addresses = build_three(cache, folder)
+
+    def evicted(entry: Path, validation: Validation) -> object:
+        if entry.name == addresses[1]:
+            shutil.rmtree(entry)
+        return check_entry(entry, validation)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("offload.cache_upkeep.check_entry", evicted)
+        # The lock of an entry stays where it is.
+        assert [facts.address for facts in list_entries(folder)] == [addresses[0], addresses[2]]
+
+    def take(file: Path, *, is_shared: bool, timeout_s: float) -> FileLock:
+        lock = real_take(file, is_shared=is_shared, timeout_s=timeout_s)
+        if file.stem == addresses[0] and (folder.entries / addresses[0]).exists() and is_listed:
+            shutil.rmtree(folder.entries / addresses[0])
+        return lock
+
+    real_take, is_listed = FileLock.take, False
+    facts = list(list_entries(folder))
+    is_listed = True
+    monkeypatch.setattr("offload.cache_upkeep.list_entries", lambda folder, mine: facts)
+    monkeypatch.setattr(FileLock, "take", take)
+    removed = prune(folder, max_bytes=0, max_age_s=None, now_s=1000.0)
+
+    assert [each.address for each in removed] == [addresses[2]]
+    assert list(folder.temporary.iterdir()) == []
+
+
+def test_what_another_process_takes_or_evicts_meanwhile_is_left_to_it(
+    cache: WeightCache, folder: CacheFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    addresses = build_three(cache, folder)
+    facts = list(list_entries(folder))
+    aside = folder.temporary / f"{addresses[0]}.evicted.x"
+    aside.mkdir()
+    # Nobody was seen to use it when the list was made.
+    monkeypatch.setattr("offload.cache_upkeep.list_entries", lambda folder, mine: facts)
+
+    with held_by_another(folder.lock_file(addresses[0])):
+        removed = prune(folder, max_bytes=0, max_age_s=None, now_s=1000.0)
+
+    assert [each.address for each in removed] == addresses[1:]
+    assert [entry.name for entry in folder.entries.iterdir()] == addresses[:1]
+    assert [each.name for each in folder.requests.iterdir()] == [f"{request('source 0', number='0').key}.json"]
+    assert aside.exists()
+
+
+def test_folders_that_are_no_entries_are_left_alone(cache: WeightCache, folder: CacheFolder) -> None:
+    open_entry(cache).close()
+    (folder.entries / "lost+found").mkdir()
+    (folder.entries / "note").touch()
+
+    assert len(list(list_entries(folder))) == 1
+    assert len(prune(folder, max_bytes=0, max_age_s=0.0, now_s=1e12)) == 1
+    assert sorted(path.name for path in folder.entries.iterdir()) == ["lost+found", "note"]
+
+
+def test_every_byte_is_verified_on_request(cache: WeightCache, folder: CacheFolder) -> None:
+    entry = open_entry(cache)
+    assert verify_entry(folder, entry.folder.name) is None
+    DAMAGE["data"](entry.folder)
+    assert verify_entry(folder, entry.folder.name) == f"{FILES[1]} is not what was published"
+
+
+def test_a_damaged_manifest_is_listed_with_its_problem(cache: WeightCache, folder: CacheFolder) -> None:
+    entry = open_entry(cache)
+    entry.close()
+    DAMAGE["manifest"](entry.folder)
+    [facts] = list_entries(folder)
+    assert facts.problem == "the manifest is not the one that was published"
