@@ -5,14 +5,13 @@ To list and to verify is to read: nothing is written, made or locked for it.
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import stat
 import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -23,8 +22,6 @@ from offload.file_lock import FileLock, is_held
 
 EVICTED = ".evicted."
 """Between address and a random word: the folder in which an entry is deleted."""
-
-logger = logging.getLogger(__name__)
 
 
 class EntryKind(StrEnum):
@@ -50,6 +47,15 @@ class EntryFacts:
     is_in_use: bool
     metadata: dict[str, str]
     problem: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pruned:
+    """What `prune` did. `stuck`: what had to go and can't be deleted, its problem being why."""
+
+    leftovers: tuple[str, ...]
+    removed: tuple[EntryFacts, ...]
+    stuck: tuple[EntryFacts, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,19 +147,19 @@ def prune(
     max_age_s: float | None,
     now_s: float,
     mine: Collection[str] = (),
-) -> tuple[EntryFacts, ...]:
+) -> Pruned:
     """Delete entries not used for `max_age_s`, then those used longest ago until `max_bytes` hold the rest.
 
     Entries in use are never touched; those of this process must be in `mine`, whose own locks do not keep it away.
     None means no such limit. What is no entry of this format is neither counted nor deleted. What killed builds and
-    evictions left goes first. Returns what was deleted. Raises `CacheError`.
+    evictions left goes first. Raises `CacheError`.
     """
     # A cache that was copied here may have no locks, without which nothing can be evicted.
     folder.make()
-    remove_leftovers(folder, mine=mine)
+    leftovers = remove_leftovers(folder, mine=mine)
     entries = [entry for entry in list_entries(folder, mine=mine) if entry.kind is EntryKind.OURS]
     total_bytes = sum(entry.num_bytes for entry in entries)
-    removed = []
+    removed, stuck = [], []
     for entry in entries:
         if entry.is_in_use:
             # Should its user be killed, its age counts from here.
@@ -162,21 +168,25 @@ def prune(
             continue
         is_old = max_age_s is not None and now_s - entry.used_s > max_age_s
         is_too_much = max_bytes is not None and total_bytes > max_bytes
-        if (is_old or is_too_much) and _evict(folder, entry.address):
+        if not (is_old or is_too_much):
+            continue
+        try:
+            is_gone = _evict(folder, entry.address)
+        except (CacheError, OSError) as error:
+            stuck.append(replace(entry, problem=f"can't be deleted: {error}"))
+            continue
+        if is_gone:
             total_bytes -= entry.num_bytes
             removed.append(entry)
-    return tuple(removed)
+    return Pruned(leftovers=leftovers, removed=tuple(removed), stuck=tuple(stuck))
 
 
 def _evict(folder: CacheFolder, address: str) -> bool:
-    """Delete an entry and the requests that lead to it, unless it is in use or the system does not let us."""
+    """Delete an entry and the requests that lead to it; False if it is in use. Raises `CacheError` and `OSError`."""
     try:
         with FileLock.take(folder.lock_file(address), is_shared=False, timeout_s=0.0):
             return _delete(folder, address)
     except CacheBusy:
-        return False
-    except (CacheError, OSError) as error:
-        logger.warning("weight cache: %s stays, it can't be deleted: %s", address, error)
         return False
 
 

@@ -127,7 +127,7 @@ def test_entries_in_use_are_seen_from_other_processes_and_locks_are_waited_for(t
         folder = open_folder(root)
         [facts] = list_entries(folder)
         assert facts.is_in_use
-        assert prune(folder, max_bytes=0, max_age_s=0.0, now_s=facts.used_s + 100) == ()
+        assert prune(folder, max_bytes=0, max_age_s=0.0, now_s=facts.used_s + 100).removed == ()
         with pytest.raises(CacheBusy):
             FileLock.take(folder.lock_file(facts.address), is_shared=False, timeout_s=0.0)
         found = WeightCache(folder, lock_timeout_s=1.0).find(request(), Validation.FULL)
@@ -135,7 +135,7 @@ def test_entries_in_use_are_seen_from_other_processes_and_locks_are_waited_for(t
         found.close()
     finally:
         stop(user)
-    assert len(prune(open_folder(root), max_bytes=0, max_age_s=None, now_s=0.0)) == 1
+    assert len(prune(open_folder(root), max_bytes=0, max_age_s=None, now_s=0.0).removed) == 1
 
 
 def test_two_processes_have_one_copy_of_a_mapped_file(tmp_path: Path) -> None:

@@ -73,10 +73,14 @@ def open_cache(layers: StreamedLayers, request: StreamRequest) -> CachedLayers:
 def _make_room(folder: CacheFolder, max_bytes: int, mine: str) -> None:
     """Evict what is too much. The weights are there: what goes wrong here stops no start."""
     try:
-        for gone in prune(folder, max_bytes=max_bytes, max_age_s=None, now_s=time.time(), mine=(mine,)):
-            logger.info("weight cache: evicted %s, %d bytes", gone.address, gone.num_bytes)
+        pruned = prune(folder, max_bytes=max_bytes, max_age_s=None, now_s=time.time(), mine=(mine,))
     except (CacheError, OSError) as error:
         logger.warning("weight cache: nothing more is evicted: %s", error)
+        return
+    for gone in pruned.removed:
+        logger.info("weight cache: evicted %s, %d bytes", gone.address, gone.num_bytes)
+    for stuck in pruned.stuck:
+        logger.warning("weight cache: %s stays, it %s", stuck.address, stuck.problem)
 
 
 def source_identity(request: StreamRequest) -> str:

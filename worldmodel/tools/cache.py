@@ -21,7 +21,6 @@ from offload.cache_upkeep import (
     list_entries,
     list_leftovers,
     prune,
-    remove_leftovers,
     verify_entry,
 )
 from offload.errors import CacheError
@@ -143,14 +142,16 @@ def _prune(folder: CacheFolder, arguments: argparse.Namespace) -> int:
     if arguments.max_bytes is None and arguments.max_age_hours is None:
         print("cache: expected --max-bytes, --max-age-hours, or both", file=sys.stderr)
         return 2
-    for name in remove_leftovers(folder):
-        print(f"{name}  left by a process that was killed, deleted")
     max_age_s = None if arguments.max_age_hours is None else HOUR_S * arguments.max_age_hours
-    removed = prune(folder, max_bytes=arguments.max_bytes, max_age_s=max_age_s, now_s=time.time())
-    for entry in removed:
+    pruned = prune(folder, max_bytes=arguments.max_bytes, max_age_s=max_age_s, now_s=time.time())
+    for name in pruned.leftovers:
+        print(f"{name}  left by a process that was killed, deleted")
+    for entry in pruned.removed:
         print(f"{entry.address[:ADDRESS_DIGITS]}  deleted")
-    print(f"{len(removed)} deleted, {_size(removed)}")
-    return 0
+    for entry in pruned.stuck:
+        print(f"{entry.address[:ADDRESS_DIGITS]}  STAYS: {entry.problem}")
+    print(f"{len(pruned.removed)} deleted, {_size(pruned.removed)}")
+    return 1 if pruned.stuck else 0
 
 
 def _fail(message: str) -> int:

@@ -116,9 +116,9 @@ def test_what_only_has_the_name_of_an_entry_is_told_and_left_alone(
     assert (facts[ours.folder.name].kind, facts[ours.folder.name].problem) == (EntryKind.OURS, None)
 
     # It is not counted either: what is ours does not go for it.
-    removed = prune(folder, max_bytes=facts[ours.folder.name].num_bytes, max_age_s=None, now_s=1e12)
+    removed = prune(folder, max_bytes=facts[ours.folder.name].num_bytes, max_age_s=None, now_s=1e12).removed
     assert removed == ()
-    removed = prune(folder, max_bytes=0, max_age_s=0.0, now_s=1e12)
+    removed = prune(folder, max_bytes=0, max_age_s=0.0, now_s=1e12).removed
     assert [each.address for each in removed] == [ours.folder.name]
     assert [entry.name for entry in folder.entries.iterdir()] == [address]
 
@@ -165,7 +165,7 @@ def test_what_killed_processes_left_is_listed_and_deleted(folder: CacheFolder, n
     with held_by_another(folder.lock_file(key)):
         [seen] = list_leftovers(folder)
         assert (seen.name, seen.num_bytes, seen.is_in_use) == (left.name, 1000, True)
-        assert prune(folder, max_bytes=None, max_age_s=None, now_s=0.0) == ()
+        assert prune(folder, max_bytes=None, max_age_s=None, now_s=0.0).removed == ()
         assert left.exists()
     [seen] = list_leftovers(folder)
     assert not seen.is_in_use
@@ -202,13 +202,13 @@ def test_an_entry_that_was_seen_in_use_was_used_then(cache: WeightCache, folder:
     os.utime(entry.lock.file, (0, 500))
     mine = [entry.folder.name] if is_mine else []
     with held_by_another(entry.lock.file):
-        assert prune(folder, max_bytes=0, max_age_s=0.0, now_s=1000.0, mine=mine) == ()
+        assert prune(folder, max_bytes=0, max_age_s=0.0, now_s=1000.0, mine=mine).removed == ()
     [facts] = list_entries(folder)
     assert facts.used_s == 1000
 
 
 def test_what_the_system_does_not_let_us_delete_stays_and_is_told(
-    cache: WeightCache, folder: CacheFolder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    cache: WeightCache, folder: CacheFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(**_: object) -> str:
         raise PermissionError(13, "Permission denied")
@@ -216,8 +216,10 @@ def test_what_the_system_does_not_let_us_delete_stays_and_is_told(
     first = open_entry(cache)
     first.close()
     monkeypatch.setattr(cache_upkeep.tempfile, "mkdtemp", refused)
-    assert prune(folder, max_bytes=0, max_age_s=None, now_s=0.0) == ()
-    assert f"{first.folder.name} stays, it can't be deleted: [Errno 13] Permission denied" in caplog.text
+    pruned = prune(folder, max_bytes=0, max_age_s=None, now_s=0.0)
+    [stuck] = pruned.stuck
+    assert (stuck.address, stuck.problem) == (first.folder.name, "can't be deleted: [Errno 13] Permission denied")
+    assert pruned.removed == ()
     assert first.folder.is_dir()
 
 
@@ -226,7 +228,9 @@ def test_a_cache_of_which_only_the_entries_were_copied_can_be_pruned(cache: Weig
     entry.close()
     for part in ("locks", "temporary", "requests"):
         shutil.rmtree(folder.root / part)
-    assert [each.address for each in prune(folder, max_bytes=0, max_age_s=None, now_s=0.0)] == [entry.folder.name]
+    assert [each.address for each in prune(folder, max_bytes=0, max_age_s=None, now_s=0.0).removed] == [
+        entry.folder.name
+    ]
     assert list(folder.entries.iterdir()) == []
 
 
@@ -286,7 +290,7 @@ def test_what_is_old_or_too_much_goes_and_its_requests_with_it(
     entry_bytes = next(list_entries(folder)).num_bytes
     max_bytes = None if max_entries is None else max_entries * (entry_bytes + 1)
 
-    removed = prune(folder, max_bytes=max_bytes, max_age_s=max_age_s, now_s=1000.0)
+    removed = prune(folder, max_bytes=max_bytes, max_age_s=max_age_s, now_s=1000.0).removed
 
     assert [facts.address for facts in removed] == addresses[:num_removed]
     assert len(list(folder.requests.iterdir())) == len(list(folder.entries.iterdir())) == 3 - num_removed
@@ -296,7 +300,7 @@ def test_what_is_old_or_too_much_goes_and_its_requests_with_it(
 def test_entries_of_this_process_stay(cache: WeightCache, folder: CacheFolder) -> None:
     addresses = build_three(cache, folder)
 
-    removed = prune(folder, max_bytes=0, max_age_s=None, now_s=1000.0, mine=addresses[:1])
+    removed = prune(folder, max_bytes=0, max_age_s=None, now_s=1000.0, mine=addresses[:1]).removed
 
     assert [facts.address for facts in removed] == addresses[1:]
 
@@ -354,7 +358,7 @@ def test_entries_that_another_process_evicts_meanwhile_are_passed_over(
     is_listed = True
     monkeypatch.setattr("offload.cache_upkeep.list_entries", lambda folder, mine: facts)
     monkeypatch.setattr(FileLock, "take", take)
-    removed = prune(folder, max_bytes=0, max_age_s=None, now_s=1000.0)
+    removed = prune(folder, max_bytes=0, max_age_s=None, now_s=1000.0).removed
 
     assert [each.address for each in removed] == [addresses[2]]
     assert list(folder.temporary.iterdir()) == []
@@ -371,7 +375,7 @@ def test_what_another_process_takes_or_evicts_meanwhile_is_left_to_it(
     monkeypatch.setattr("offload.cache_upkeep.list_entries", lambda folder, mine: facts)
 
     with held_by_another(folder.lock_file(addresses[0])):
-        removed = prune(folder, max_bytes=0, max_age_s=None, now_s=1000.0)
+        removed = prune(folder, max_bytes=0, max_age_s=None, now_s=1000.0).removed
 
     assert [each.address for each in removed] == addresses[1:]
     assert [entry.name for entry in folder.entries.iterdir()] == addresses[:1]
@@ -385,7 +389,7 @@ def test_folders_that_are_no_entries_are_left_alone(cache: WeightCache, folder: 
     (folder.entries / "note").touch()
 
     assert len(list(list_entries(folder))) == 1
-    assert len(prune(folder, max_bytes=0, max_age_s=0.0, now_s=1e12)) == 1
+    assert len(prune(folder, max_bytes=0, max_age_s=0.0, now_s=1e12).removed) == 1
     assert sorted(path.name for path in folder.entries.iterdir()) == ["lost+found", "note"]
 
 

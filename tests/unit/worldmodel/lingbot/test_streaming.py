@@ -484,6 +484,25 @@ def test_upkeep_that_fails_stops_no_start(
     assert "weight cache: nothing more is evicted: the entries cannot be read" in caplog.text
 
 
+def test_an_entry_that_cannot_be_evicted_is_told_and_stops_no_start(
+    checkpoints: dict[str, StoredComponent],
+    cache_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    wish = settings(host="runtime_cache", cache_folder=str(cache_folder))
+    streamed(checkpoints["float32"], "fp32", wish, is_fused=False)[2].close()
+    [old] = (cache_folder / "entries").iterdir()
+
+    def refused(folder: CacheFolder, address: str) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("offload.cache_upkeep._delete", refused)
+    wish = replace(wish, cache_max_bytes=0)
+    streamed(checkpoints["bfloat16"], "bf16", wish, is_fused=False)[2].close()
+    assert f"weight cache: {old.name} stays, it can't be deleted: [Errno 13] Permission denied" in caplog.text
+
+
 def test_page_locking_needs_a_cuda_device_or_leave_to_stage(checkpoints: dict[str, StoredComponent]) -> None:
     component = checkpoints["float32"]
     wish = OffloadSettings(weights="streamed", transfer="registered")

@@ -55,6 +55,21 @@ def test_pruning_deletes_by_size_and_age(tmp_path: Path, entry: Path, capsys: py
     assert capsys.readouterr().out.splitlines()[1] == f"{entry.name[:16]}  deleted"
 
 
+def test_an_entry_that_cannot_be_deleted_is_told_and_makes_pruning_fail(
+    tmp_path: Path, entry: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(**_: object) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("offload.cache_upkeep.tempfile.mkdtemp", refused)
+    assert cache.main(["prune", str(tmp_path), "--max-bytes", "0"]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        f"{entry.name[:16]}  STAYS: can't be deleted: [Errno 13] Permission denied",
+        "0 deleted, 0.0 MB",
+    ]
+    assert entry.is_dir()
+
+
 def test_prune_says_what_it_expects(tmp_path: Path, entry: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cache.main(["prune", str(tmp_path)]) == 2
     assert capsys.readouterr().err == "cache: expected --max-bytes, --max-age-hours, or both\n"
