@@ -36,13 +36,27 @@ def run_tool(verb: str, arguments: Sequence[str]) -> int:
         )
         return 2
     command = [sys.executable, "-P", "-m", module, *arguments]
-    with subprocess.Popen(command, env=worker_environment(cpu_threads=1)) as program:
-        before = signal.signal(signal.SIGTERM, lambda number, frame: program.send_signal(number))
-        try:
-            code = program.wait()
-        except KeyboardInterrupt:
-            program.kill()
-            raise
-        finally:
-            signal.signal(signal.SIGTERM, before)
+    asked: list[int] = []
+    programs: list[subprocess.Popen[bytes]] = []
+
+    def hand_on(number: int, frame: object) -> None:
+        if programs:
+            programs[0].send_signal(number)
+        else:
+            asked.append(number)
+
+    before = signal.signal(signal.SIGTERM, hand_on)
+    try:
+        with subprocess.Popen(command, env=worker_environment(cpu_threads=1)) as program:
+            programs.append(program)
+            # What was asked while the program was starting.
+            for number in asked:
+                program.send_signal(number)
+            try:
+                code = program.wait()
+            except KeyboardInterrupt:
+                program.kill()
+                raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
     return code if code >= 0 else 128 - code

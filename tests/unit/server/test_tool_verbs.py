@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,7 +27,8 @@ def test_programs_of_this_tree_are_found(verb: str) -> None:
     assert tool_verbs.run_tool(verb, ["--help"]) == 0
 
 
-def test_a_request_to_end_reaches_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("moment", ["while it starts", "while it runs"])
+def test_a_request_to_end_reaches_the_program(moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo(tmp_path / "started")
     (tmp_path / "endless.py").write_text(
         f"import os, signal\nopen({str(tmp_path / 'started')!r}, 'w').write(str(os.getpid()))\nsignal.pause()\n"
@@ -39,15 +42,26 @@ def test_a_request_to_end_reaches_the_program(tmp_path: Path, monkeypatch: pytes
         pids.append(int((tmp_path / "started").read_text()))
         os.kill(os.getpid(), signal.SIGTERM)
 
+    class Rushed(subprocess.Popen[bytes]):
+        """The request comes before anybody has seen that there is a program."""
+
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            end_when_started()
+
     def not_handed_on(number: int, frame: object) -> None:
         raise AssertionError("the signal stayed with the command")
 
     before = signal.signal(signal.SIGTERM, not_handed_on)
     try:
-        thread = threading.Thread(target=end_when_started)
-        thread.start()
+        if moment == "while it starts":
+            monkeypatch.setattr(tool_verbs.subprocess, "Popen", Rushed)
+        else:
+            thread = threading.Thread(target=end_when_started)
+            thread.start()
         assert tool_verbs.run_tool("endless", []) == 128 + signal.SIGTERM
-        thread.join()
+        if moment == "while it runs":
+            thread.join()
         assert signal.getsignal(signal.SIGTERM) is not_handed_on
     finally:
         signal.signal(signal.SIGTERM, before)
