@@ -35,7 +35,8 @@ component = open_checkpoint(sys.argv[1]).component("net")
 torch.zeros(1000).bfloat16()
 before = kilobytes("VmRSS")
 component.load_into(net, dtype=torch.bfloat16)
-print(json.dumps({{"peak_bytes": 1024 * (kilobytes("VmHWM") - before), "sum": int(net[3].weight.view(torch.int16).long().sum())}}))
+peak_bytes = 1024 * (kilobytes("VmHWM") - before)
+print(json.dumps({{"peak_bytes": peak_bytes, "sum": int(net[3].weight.view(torch.int16).long().sum())}}))
 """
 
 
