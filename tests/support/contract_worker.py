@@ -284,7 +284,7 @@ class ContractWorker:
         self.request_ids.add(message.request_id)
         lost = self._lost
         # The work goes on and is waited for even if the caller leaves, as in the real worker.
-        work = asyncio.ensure_future(self._work(message, duration_s, fates, effect, self._turn))
+        work = asyncio.ensure_future(self._work(message, duration_s, fates, effect, self._turn, lost))
         dead = asyncio.ensure_future(lost.wait())
         try:
             await asyncio.wait({work, dead}, return_when=asyncio.FIRST_COMPLETED)
@@ -307,6 +307,7 @@ class ContractWorker:
         fates: deque[Fate],
         effect: Callable[[], None],
         turn: asyncio.Lock,
+        lost: asyncio.Event,
     ) -> Fate:
         async with turn:
             self._ticking = isinstance(message, Tick)
@@ -314,6 +315,8 @@ class ContractWorker:
                 await asyncio.sleep(duration_s)
             finally:
                 self._ticking = False
+            if lost.is_set():
+                raise WorkerUnavailable("what a dead process was asked for has no effect on the next one")
             fate = fates.popleft() if fates else Fate.DONE
             if isinstance(message, Tick):
                 self.num_ticks[fate] += 1
