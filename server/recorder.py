@@ -18,7 +18,7 @@ from server.event_log import (
 )
 from server.media.formats import EncodedChunk, StreamEncoder
 from server.media.mp4_file import MP4_FORMATS, Mp4Assembler
-from server.recording import FLUSH_TIMEOUT_S, LOG_FILE, MP4_FILE, Recordings, SessionRecording
+from server.recording import LOG_FILE, MP4_FILE, Recordings, SessionRecording
 from server.wire.messages import StreamFormat
 from worldmodel.messages import ModelInfo, SessionId, Tick
 
@@ -69,7 +69,7 @@ class SessionRecorder:
     def log(self, line: LogLine) -> None:
         self._recording.append(LOG_FILE, encode_line(line))
 
-    async def close(self, *, within_s: float | None = FLUSH_TIMEOUT_S) -> None:
+    async def close(self, *, within_s: float | None) -> None:
         """Finish the files, waiting for the disk so long, None: as long as it takes."""
         await self._recording.close(within_s=within_s)
 

@@ -17,6 +17,7 @@ from server.errors import CloseCode, ErrorCode, ServerError, SessionFailed, Unav
 from server.logs import about
 from server.media.formats import EncodedChunk
 from server.recorder import SessionRecorder
+from server.recording import FLUSH_TIMEOUT_S
 from server.session import Phase, Session
 from server.tasks import TaskSet
 from server.ticking import TickGate
@@ -45,6 +46,7 @@ class SessionLife:
         on_ended: Callable[[], None],
     ) -> None:
         self.end_reason: str | None = None
+        """Why the session ends or has ended, None before."""
         self.lost_reason: str | None = None
         """Why the world is gone, if it went with its worker process and no reset has begun another one."""
         self._session = session
@@ -71,6 +73,7 @@ class SessionLife:
     def begin_close(self, reason: str) -> asyncio.Task[None]:
         """Close for good, between two ticks. Asking again joins the close under way, or tries a failed one again."""
         if self._closing is None or (self._closing.done() and self._session.phase is Phase.CLEANUP_FAILED):
+            self.end_reason = reason
             self._audience.send_dropped(self._session.begin_close(), DropReason.CLOSED)
             self._audience.send_state(state_message(self._session))
             self._seat.leave()
@@ -219,7 +222,6 @@ class SessionLife:
             self._audience.send_error(error)
             self._services.not_released()
             raise error
-        self.end_reason = reason
         self._services.metrics.ended.labels(reason).inc()
         closed = SessionClosedMessage(session_id=self._session.session_id, reason=reason)
         self._audience.end(CloseCode.DONE, last_words=closed, reason=reason, discard=False)
@@ -240,7 +242,7 @@ class SessionLife:
             self._seat.give_back()
         await self._encoder.drain()
         if self._recorder is not None:
-            await self._recorder.close()
+            await self._recorder.close(within_s=FLUSH_TIMEOUT_S)
         return True
 
     async def _free(self) -> None:
