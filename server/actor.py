@@ -141,7 +141,7 @@ class SessionActor:
 
     @property
     def end_reason(self) -> str | None:
-        """Why the session ended, None before."""
+        """Why the session ends or has ended, None before."""
         return self._life.end_reason
 
     @property

@@ -46,13 +46,18 @@ class Endings:
         """Return what a resume with this token is told, given that no session has it."""
         for ending in self._endings.values():
             if ending.resume_token == token and ending.owner == owner:
-                if ending.lost_reason is not None:
-                    return lost(ending.lost_reason)
-                if ending.reason == EVICTED:
-                    return _too_late(
-                        ErrorCode.SESSION_EVICTED, "the session was given up for another client while it had no socket"
-                    )
-        return _too_late(ErrorCode.BAD_RESUME_TOKEN, "there is no session with this resume token, or no longer")
+                return over(ending.reason, ending.lost_reason)
+        return over(None, None)
+
+
+def over(reason: str | None, lost_reason: str | None) -> UnknownId:
+    """Return what a resume of a session is told that ends or has ended; `reason` None: nobody knows of one."""
+    if lost_reason is not None:
+        return lost(lost_reason)
+    if reason == EVICTED:
+        text = "the session was given up for another client while it had no socket"
+        return _too_late(ErrorCode.SESSION_EVICTED, text)
+    return _too_late(ErrorCode.BAD_RESUME_TOKEN, "there is no session with this resume token, or no longer")
 
 
 def lost(reason: str) -> UnknownId:

@@ -14,7 +14,7 @@ from server.actor_services import ActorServices
 from server.admission import Admission, Place, PositionFn
 from server.clock import Clock, wait_until
 from server.config import ServerConfig
-from server.endings import EVICTED, LOST, Ending, Endings, lost
+from server.endings import EVICTED, LOST, Ending, Endings, lost, over
 from server.errors import BadInput, ErrorCode, Unavailable, UnknownId
 from server.expiry import close_what_is_over
 from server.ids import ResumeToken, WatchToken
@@ -303,6 +303,7 @@ class SessionTable:
                 raise BadInput(ErrorCode.BAD_STATE, text, field="resume_token")
             if actor.session.phase not in (Phase.CLOSING, Phase.CLOSED):
                 return actor
+            raise over(actor.end_reason, actor.lost_reason)
         raise self._endings.refusal(token, owner)
 
     def detach(self, actor: SessionActor, epoch: int) -> None:

@@ -267,6 +267,34 @@ def test_nobody_is_given_up_while_a_place_is_on_its_way() -> None:
     run_virtual(main())
 
 
+def test_who_comes_back_while_its_session_is_being_given_up_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker, may_close = small_worker(1), asyncio.Event()
+    close = worker.close_session
+
+    async def close_later(message: CloseSession) -> SessionClosed:
+        await may_close.wait()
+        return await close(message)
+
+    async def main() -> None:
+        async with loop_serving(worker) as server:
+            parking = await server.started()
+            parked = server.table.find(parking.ledger.session_id, None)
+            await parking.leave()
+            newcomer = server.client()
+            newcomer.start()
+            await newcomer.expect("session.queued", position=1)
+            again = server.client(parking.ledger)
+            again.resume()
+            error = await again.expect("error")
+            assert (error["code"], error["field"]) == ("session_evicted", "resume_token")
+            assert parked.session.phase is Phase.CLOSING
+            may_close.set()
+            await newcomer.expect("session.started")
+
+    monkeypatch.setattr(worker, "close_session", close_later)
+    run_virtual(main())
+
+
 # ---------------------------------------------------------------- room
 
 
