@@ -17,11 +17,15 @@ import numpy.typing as npt
 import psutil
 import pytest
 
+from server.config import SessionSection
 from tests.support.server_client import Chunk, WorldSocket, image_field
-from tests.support.server_process import ServerProcess, server_process
+from tests.support.server_process import ANSWER_TIMEOUT_S, ROOT, STOP_TIMEOUT_S, ServerProcess, server_process
 from tests.support.tidy_process import TIDIES_UP, own_bytes
 
 KEYS = {"track": "camera", "schema": "lingbot.camera_actions.v1"}
+
+HELD = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests/support/held")])}
+"""The environment of a server whose workers do nothing until they are let go."""
 
 
 @pytest.fixture(scope="module")
@@ -106,9 +110,11 @@ async def test_resume_goes_on_without_a_hole(server: ServerProcess) -> None:
 
 
 async def test_three_sessions_share_the_worker_and_a_fourth_waits(server: ServerProcess) -> None:
-    sockets = [await WorldSocket.open(server.url) for _ in range(4)]
-    for socket in sockets[:3]:
-        await socket.start(pacing="free")
+    sockets = []
+    for _ in range(3):
+        sockets.append(await WorldSocket.open(server.url))
+        await sockets[-1].start(pacing="free")
+    sockets.append(await WorldSocket.open(server.url))
     await sockets[3].send("session.start", protocol=1, prompt="", image=image_field())
     assert (await sockets[3].expect("session.queued"))["position"] == 1
     for _ in range(4):
@@ -159,13 +165,15 @@ async def test_a_worker_killed_in_mid_chunk_is_told_at_once_and_replaced(server:
     """Also who resumed a session while nothing came from the worker any more is told, and every event answered."""
     worker = server.worker()
     sockets = [await WorldSocket.open(server.url) for _ in range(2)]
-    started = [await socket.start() for socket in sockets]
+    started = [await sockets[0].start(pacing="free"), await sockets[1].start()]
     for socket in sockets:
         await socket.media()
-    await sockets[0].send("session.event", event_id=1, prompt="!hang")
+    # With free pacing there is always a chunk in the making. A stopped process never ends it.
+    worker.suspend()
+    server.until(lambda: worker.status() == psutil.STATUS_STOPPED, what="the worker is stopped")
+    await sockets[0].send("session.event", event_id=1, prompt="x")
     await sockets[0].expect("event.queued")
     ticks = server.metric("worldserve_chunks_total")
-    server.until(lambda: worker.status() != psutil.STATUS_RUNNING, what="the worker hangs")
     await sockets[1].drop()
     sockets[1] = await WorldSocket.open(server.url)
     await sockets[1].resume(started[1]["resume_token"], 0)
@@ -182,7 +190,7 @@ async def test_a_worker_killed_in_mid_chunk_is_told_at_once_and_replaced(server:
         dropped = [message for message in socket.messages if message["type"] == "event.dropped"]
         assert [(message["event_id"], message["reason"]) for message in dropped] == [(it, "failed") for it in queued]
     told_after_s = time.monotonic() - killed_at
-    assert told_after_s < 2.0
+    assert told_after_s < SessionSection().tick_timeout_s / 4, "nobody waited for the answer of the dead"
     assert server.get("healthz").status_code == 200
     server.until_ready()
     assert server.worker().pid != worker.pid
@@ -241,9 +249,9 @@ async def connect_and_drop(server: ServerProcess, num_cycles: int) -> None:
                     await close(again)
 
 
-NOISE = 3
-"""Thread pools grow to their bound, and a connection of a question just asked may be open. One leak in one of four
-ways to leave would show as 15 at least."""
+NOISE = 10
+"""Thread pools grow to their bound whenever their threads are busy, which differs from run to run, and connections of
+questions just asked may be open. One leak in one of four ways to leave would show as 15 at least."""
 
 
 async def check_cycles_leave_nothing(
@@ -263,10 +271,9 @@ async def check_cycles_leave_nothing(
     server.until(
         lambda: all(now <= then + NOISE for now, then in zip(used(), before, strict=True)),
         what=f"descriptors, threads and tasks are at most {NOISE} above {before}",
-        timeout_s=20,
     )
-    assert server.metric("worldserve_connections") == 0
-    assert server.metric("worldserve_resident_sessions") == 0
+    for name in ("worldserve_connections", "worldserve_resident_sessions"):
+        server.until(lambda name=name: server.metric(name) == 0, what=f"{name} is 0")
     grown = [own_bytes(it) - before for it, before in zip((server.ps, worker), memory_before, strict=True)]
     assert max(grown) < num_cycles * max_bytes_a_cycle, f"the server and the worker have grown by {grown} bytes"
 
@@ -288,7 +295,7 @@ async def test_200_cycles_of_coming_and_going_leave_nothing(server: ServerProces
 @pytest.mark.parametrize("path", ["", "healthz", "readyz", "static/app.js"])
 def test_head_answers_like_get_without_a_body(server: ServerProcess, path: str) -> None:
     whole = server.get(path)
-    head = httpx.head(server.url + path, trust_env=False, timeout=10)
+    head = httpx.head(server.url + path, trust_env=False, timeout=ANSWER_TIMEOUT_S)
     assert (head.status_code, whole.status_code) == (200, 200)
     assert head.content == b""
     assert whole.content
@@ -299,9 +306,11 @@ def test_head_answers_like_get_without_a_body(server: ServerProcess, path: str) 
 
 
 async def test_the_server_answers_before_the_model_is_loaded_and_stops_in_time(tmp_path: Any) -> None:
-    with server_process(tmp_path, load_ms=1500.0, wait=False) as server:
+    with server_process(tmp_path, environment=HELD, wait=False) as server:
         assert server.get("healthz").status_code == 200
         assert server.get("readyz").status_code == 503
+        server.until(lambda: is_held(server), what="the worker waits to be let go")
+        server.worker().resume()
         server.until_ready()
         sockets = [await WorldSocket.open(server.url) for _ in range(3)]
         for socket in sockets:
@@ -311,9 +320,13 @@ async def test_the_server_answers_before_the_model_is_loaded_and_stops_in_time(t
         stopping = asyncio.create_task(asyncio.to_thread(server.terminate))
         for socket in sockets:
             assert await socket.closed() in (1001, 1012)
-        assert await stopping < 10.0
+        await stopping
         assert server.process.returncode in (0, -signal.SIGTERM)
         assert not psutil.pid_exists(worker.pid) or worker.status() == psutil.STATUS_ZOMBIE
+
+
+def is_held(server: ServerProcess) -> bool:
+    return any(child.status() == psutil.STATUS_STOPPED for child in server.ps.children())
 
 
 def test_a_killed_server_leaves_no_worker(tmp_path: Any) -> None:
@@ -321,4 +334,4 @@ def test_a_killed_server_leaves_no_worker(tmp_path: Any) -> None:
         worker = server.worker()
         os.kill(server.process.pid, signal.SIGKILL)
         server.process.wait()
-        assert psutil.wait_procs([worker], timeout=10)[1] == []
+        assert psutil.wait_procs([worker], timeout=STOP_TIMEOUT_S)[1] == []
