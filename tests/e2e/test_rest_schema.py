@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import Case
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from tests.support.server_process import ServerProcess, server_process
+from tests.support.server_process import ANSWER_TIMEOUT_S, ServerProcess, server_process
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +20,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 def test_generated_requests_get_documented_answers(server: ServerProcess) -> None:
-    schema = schemathesis.openapi.from_url(f"{server.url}openapi.json")
+    schema = schemathesis.openapi.from_url(f"{server.url}openapi.json", timeout=ANSWER_TIMEOUT_S)
     operations = [found.ok() for found in schema.get_all_operations()]
     assert len(operations) > 8
 
@@ -36,7 +36,7 @@ def test_generated_requests_get_documented_answers(server: ServerProcess) -> Non
         @given(case=operation.as_strategy())
         def answers_as_documented(case: Case) -> None:
             # A schema cannot say which names and tokens exist, so valid requests may be refused.
-            case.call_and_validate(excluded_checks=[positive_data_acceptance])
+            case.call_and_validate(excluded_checks=[positive_data_acceptance], timeout=ANSWER_TIMEOUT_S)
 
         answers_as_documented()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import os
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +24,7 @@ from clients.examples import robot_replay
 from server.wire.robot_arrays import pack_message, unpack_message
 from tests.support.openpi_process import OpenPiClient
 from tests.support.robot_client import CAMERAS, HEIGHT, JOINTS, OFFICIAL, OPENPI, WIDTH, RobotSocket
-from tests.support.server_process import ServerProcess, running_configuration
+from tests.support.server_process import ANSWER_TIMEOUT_S, ServerProcess, running_configuration
 from tests.support.tidy_process import TIDIES_UP, own_bytes
 from worldmodel.fake_robot import EMPTY, actions_of, observe
 
@@ -77,9 +78,8 @@ def websocket(server: ServerProcess, path: str) -> str:
     return server.url.replace("http://", "ws://") + path
 
 
-def empty(server: ServerProcess) -> bool:
-    capacity = server.info()["capacity"]
-    return bool(capacity["resident"] == 0 and capacity["free_pages"] == capacity["total_pages"])
+POOL_THREADS = min(32, (os.cpu_count() or 1) + 4)
+"""How many threads the pool of the event loop may have. It grows when all are busy, on a busy machine at any time."""
 
 
 # ---------------------------------------------------------------- the real client
@@ -125,13 +125,16 @@ def test_four_real_clients_in_turn_act_as_alone(server: ServerProcess, tmp_path:
     finally:
         for client in clients:
             client.close()
-    server.until(lambda: empty(server), what="no robot is left")
+    server.until_empty()
 
 
 # ---------------------------------------------------------------- many robots
 
 
 async def test_ten_robots_at_once_act_as_alone(server: ServerProcess) -> None:
+    # They take all places.
+    server.until_empty()
+
     async def run(index: int) -> None:
         robot, twin = await RobotSocket.open(server.url, OFFICIAL), Twin()
         for step in range(8):
@@ -156,7 +159,7 @@ async def test_a_worker_that_is_killed_in_a_call(server: ServerProcess) -> None:
         assert await client.reset() == reset
         np.testing.assert_array_equal(await client.ask({**seen(5), "prompt": "go"}), Twin().step(seen(5)))
         await client.connection.close()
-    await asyncio.to_thread(server.until, lambda: empty(server), what="no robot is left")
+    await asyncio.to_thread(server.until_empty)
 
 
 async def cycles(server: ServerProcess, number: int) -> None:
@@ -179,7 +182,7 @@ async def test_connect_infer_drop_leaves_nothing(
     """Early cycles fill the heap of malloc. A session that stayed would keep a request of 12 pictures and an answer."""
 
     def counts() -> dict[str, float]:
-        server.until(lambda: empty(server), what="no robot is left")
+        server.until_empty()
         process, worker = server.ps, server.worker()
         return {
             "tasks": server.metric("worldserve_asyncio_tasks"),
@@ -200,9 +203,10 @@ async def test_connect_infer_drop_leaves_nothing(
 
     # The connection of the last question may still be closing, so that a count is wrong once, but not for good.
     def settled() -> bool:
-        return all(count <= before[name] for name, count in counts().items())
+        more = {"threads": POOL_THREADS}
+        return all(count <= before[name] + more.get(name, 0) for name, count in counts().items())
 
-    await asyncio.to_thread(server.until, settled, what="everything is as before", timeout_s=20.0)
+    await asyncio.to_thread(server.until, settled, what=f"everything is as before: {before}")
     memory_after = await asyncio.to_thread(memory)
     grown = [after - before for before, after in zip(memory_before, memory_after, strict=True)]
     assert max(grown) < number * max_bytes_a_cycle, f"the server and the worker have grown by {grown} bytes"
@@ -234,7 +238,7 @@ class Rest:
     """The REST interface as a reinforcement-learning loop uses it."""
 
     def __init__(self, server: ServerProcess) -> None:
-        self.http = httpx.Client(base_url=server.url + "v1", trust_env=False, timeout=30)
+        self.http = httpx.Client(base_url=server.url + "v1", trust_env=False, timeout=ANSWER_TIMEOUT_S)
 
     def create(self, **fields: Any) -> str:
         answer = self.http.post("/robot/sessions", json=fields)
@@ -334,11 +338,13 @@ def test_a_reset_begins_a_run(rest: Rest) -> None:
 
 
 def test_closing_twice_succeeds_and_frees_the_place(server: ServerProcess, rest: Rest) -> None:
+    # Robots of other tests whose connection is lost may be there for a moment.
+    server.until_empty()
     session_id = rest.create()
     rest.step(session_id, 0, seen(1))
     for _ in range(2):
         assert rest.http.delete(f"/robot/sessions/{session_id}").status_code == 204
-    assert empty(server)
+    assert server.is_empty()
     assert code_of(rest.step(session_id, 1, seen(1))) == (404, "not_found")
     assert code_of(rest.http.get(f"/robot/sessions/{session_id}")) == (404, "not_found")
 
@@ -421,8 +427,8 @@ def test_the_interface_is_described(server: ServerProcess, rest: Rest) -> None:
 
 @pytest.mark.slow
 def test_generated_requests_get_documented_answers(server: ServerProcess) -> None:
-    schema = schemathesis.openapi.from_url(f"{server.url}openapi.json").include(path_regex="^/v1/robot")
-    operations = [found.ok() for found in schema.get_all_operations()]
+    schema = schemathesis.openapi.from_url(f"{server.url}openapi.json", timeout=ANSWER_TIMEOUT_S)
+    operations = [found.ok() for found in schema.include(path_regex="^/v1/robot").get_all_operations()]
     assert len(operations) == 8
 
     for operation in operations:
@@ -437,10 +443,10 @@ def test_generated_requests_get_documented_answers(server: ServerProcess) -> Non
         @given(case=operation.as_strategy())
         def answers_as_documented(case: schemathesis.Case) -> None:
             # A schema can't say which names exist and which pictures fit, so valid requests may be refused.
-            answer = case.call_and_validate(excluded_checks=[positive_data_acceptance])
+            answer = case.call_and_validate(excluded_checks=[positive_data_acceptance], timeout=ANSWER_TIMEOUT_S)
             if answer.status_code == 201:
                 path = f"v1/robot/sessions/{answer.json()['session_id']}"
-                assert httpx.delete(server.url + path, trust_env=False).status_code == 204
+                assert httpx.delete(server.url + path, trust_env=False, timeout=ANSWER_TIMEOUT_S).status_code == 204
 
         answers_as_documented()
-    assert empty(server)
+    server.until_empty()
