@@ -53,7 +53,7 @@ NUM_LAYERS = 5
 NUM_RESIDENT = 1
 NUM_TIMED_PASSES = 8
 
-IMPATIENT_HOST_S, IMPATIENT_DEVICE_S = 2.0, 10.0
+IMPATIENT_HOST_S, IMPATIENT_DEVICE_S = 4.0, 10.0
 """How long ranks wait for one that hangs: shorter on the host, where an error can still be raised."""
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -241,9 +241,12 @@ def outlive(rank: Rank, report: Path, is_released: int) -> None:
     shared = streamed(replace(rank, groups=rank.impatient), is_shared=True)
     dist.barrier(rank.groups.host_group)
     if rank.is_last:
-        with shared.streamer.layer(0):
+        # Whether it has got so far with the others or they have given it up before makes no difference to them.
+        with suppress(OffloadError), shared.streamer.layer(0):
             os.read(is_released, 1)
             os._exit(0)
+        os.read(is_released, 1)
+        os._exit(0)
     started_s = time.monotonic()
     error = "none"
     try:
