@@ -23,6 +23,7 @@ from server.errors import (
     from_worker,
     open_failed,
 )
+from server.ids import new_seed
 from server.logs import about
 from server.robot_answers import actions_lost, read_actions, server_timing
 from server.robot_arrivals import Arrivals
@@ -88,6 +89,7 @@ class RobotActor:
         self.close_reason: str | None = None
         """Why it was closed, from the moment that a close begins; also if that fails."""
         self.end_reason: str | None = None
+        self._seed = new_seed()
         self._services = services
         self._seat = WorkerSeat(
             services.worker,
@@ -177,7 +179,7 @@ class RobotActor:
             text = "the worker did not release what an opening before this one left"
             raise SessionFailed(ErrorCode.WORKER_UNAVAILABLE, text)
         try:
-            await seat.open(prompt=self.session.first_prompt, seed=0, image=None)
+            await seat.open(prompt=self.session.first_prompt, seed=self._seed, image=None)
         except WorldModelError as error:
             if isinstance(error, OutcomeUnknown):
                 await self._release()
@@ -352,7 +354,7 @@ class RobotActor:
             if not await self._release():
                 raise SessionFailed(ErrorCode.RESET_FAILED, "the worker did not release the failed run")
             return False
-        message = ResetSession(request_id=self.session.new_request_id(), session_id=self.session_id)
+        message = ResetSession(request_id=self.session.new_request_id(), session_id=self.session_id, seed=self._seed)
         try:
             await self._services.worker.reset_session(message, None)
         except WorldModelError as error:

@@ -104,6 +104,17 @@ async def test_a_session_takes_its_place_with_its_first_step_and_gives_it_back_a
         assert not it.table.has_ended("a", "another owner")
 
 
+async def test_a_session_has_a_seed_of_its_own_and_keeps_it_through_a_reset() -> None:
+    async with running() as it:
+        actors = it.begin("a"), it.begin("b")
+        for actor in actors:
+            await actor.open()
+        before = [it.worker.sessions[actor.session_id].seed for actor in actors]
+        assert before[0] != before[1]
+        await actors[0].begin_reset()
+        assert it.worker.sessions[actors[0].session_id].seed == before[0]
+
+
 async def test_a_session_may_take_its_place_before_its_first_step() -> None:
     async with running(capacity=1) as it:
         actor = it.begin("a")
