@@ -271,11 +271,13 @@ async def test_a_bug_leaves_a_session_that_goes_on_and_ends(
             patch.setattr(it.worker, method, breaks)
             match method:
                 case "open_session":
-                    assert (await refused(it.step(actor))).code is ErrorCode.INTERNAL
+                    error, code = await refused(it.step(actor)), ErrorCode.INTERNAL
                 case "reset_session":
-                    assert (await refused(actor.begin_reset())).code is ErrorCode.RESET_FAILED
+                    error, code = await refused(actor.begin_reset()), ErrorCode.RESET_FAILED
                 case _:
-                    assert (await refused(actor.begin_close("test"))).code is ErrorCode.CLEANUP_FAILED
+                    error, code = await refused(actor.begin_close("test")), ErrorCode.CLEANUP_FAILED
+        assert error.code is code
+        assert "bug" not in error.message, "what is told to clients has no details"
         assert "KeyError: 'a bug'" in caplog.text
         if method != "close_session":
             await actor.begin_reset()
