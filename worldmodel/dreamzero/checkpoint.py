@@ -16,11 +16,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from worldmodel.checkpoint.diffusers import weight_files
 from worldmodel.checkpoint.errors import CheckpointError
 from worldmodel.checkpoint.json_file import read_json_object
+from worldmodel.checkpoint.problems import Problem
 from worldmodel.checkpoint.safetensors_header import TensorInfo
 from worldmodel.checkpoint.stored_component import StoredComponent, sampled_digest
 from worldmodel.dreamzero.lora import LoraPair, split_lora
@@ -34,6 +35,8 @@ CONFIG_FILE = "config.json"
 METADATA_FILE = "experiment_cfg/metadata.json"
 TRAINING_FILE = "experiment_cfg/conf.yaml"
 TOKENIZER_FOLDER = "tokenizer"
+
+T = TypeVar("T")
 
 TRANSFORMER, VAE, TEXT_ENCODER, IMAGE_ENCODER, TOKENIZER = (
     "transformer",
@@ -104,22 +107,27 @@ class DreamZeroCheckpoint:
 def open_checkpoint(path: Path | str, *, tag: str, tokenizer: str | None, problems: list[str]) -> DreamZeroCheckpoint:
     """Open a folder for one embodiment, reading headers only.
 
-    Appends to `problems` what is wrong with its settings. Raises `CheckpointError`, with the problems so far, if there
-    is no such folder, or its files or sizes can't be read.
+    Appends to `problems` what is wrong with its settings. Raises `CheckpointError` if there is no such folder, or its
+    files or sizes can't be read; it names every file that can't, with the problems so far.
     """
     folder = Path(path)
     if not folder.is_dir():
         raise CheckpointError(str(folder), "checkpoint folder does not exist")
-    head = _head(read_json_object(folder / CONFIG_FILE), problems)
-    metadata = read_json_object(folder / METADATA_FILE)
+    unread: list[Problem] = []
+    config = _try_to(lambda: read_json_object(folder / CONFIG_FILE), unread)
+    metadata = _try_to(lambda: read_json_object(folder / METADATA_FILE), unread)
+    files = _try_to(lambda: weight_files(folder), unread)
     training = read_training_config(folder / TRAINING_FILE, tag, problems)
+    if config is None or metadata is None or files is None:
+        raise CheckpointError(str(folder), *unread, *problems)
+    head = _head(config, problems)
     # A list of its own: what other files lack is no reason to look no further into this one.
     size_problems: list[str] = []
     sizes = read_sizes(head, size_problems)
     problems += size_problems
     if sizes is None:
         raise CheckpointError(str(folder), *problems)
-    stored = {info.name: info for file in weight_files(folder) for info in file.tensors}
+    stored = {info.name: info for file in files for info in file.tensors}
     tensors, lora = _split(stored, sizes, head, problems)
     return DreamZeroCheckpoint(
         folder=folder,
@@ -131,6 +139,15 @@ def open_checkpoint(path: Path | str, *, tag: str, tokenizer: str | None, proble
         tensors=tensors,
         lora=lora,
     )
+
+
+def _try_to(read: Callable[[], T], unread: list[Problem]) -> T | None:
+    """Read something of a folder; None if that can't be done, which `unread` then says."""
+    try:
+        return read()
+    except CheckpointError as error:
+        unread += error.findings
+        return None
 
 
 def _head(config: Mapping[str, Any], problems: list[str]) -> Mapping[str, object]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from kvcache.spec import KVSpec
+from worldmodel.checkpoint.errors import CheckpointError
 from worldmodel.checkpoint.inspection import (
     CARDS_GB,
     CONTEXT_BYTES,
@@ -97,7 +98,11 @@ def inspect_dreamzero(
 
 def trained_embodiment(path: str) -> str:
     """Return the first robot that the checkpoint has statistics of; without any, loading says what it has."""
-    metadata = read_json_object(Path(path) / METADATA_FILE)
+    try:
+        metadata = read_json_object(Path(path) / METADATA_FILE)
+    except CheckpointError:
+        # Loading says what is wrong with this file, and with the others besides.
+        metadata = {}
     tags = [entry.tag for entry in EMBODIMENTS if entry.tag in (*metadata, metadata.get("embodiment_tag"))]
     return tags[0] if tags else DreamZeroOptions().embodiment
 

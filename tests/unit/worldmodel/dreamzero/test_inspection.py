@@ -109,3 +109,8 @@ def test_what_is_wrong_is_named_and_the_exit_code_is_1(tmp_path: Path, capsys: p
     (folder / "experiment_cfg/conf.yaml").unlink()
     assert main([str(folder)]) == 1
     assert "experiment_cfg/conf.yaml is missing" in capsys.readouterr().err
+    (folder / "experiment_cfg/metadata.json").unlink()
+    assert main([str(folder)]) == 1
+    said = capsys.readouterr().err
+    assert "metadata.json: cannot be read" in said
+    assert "experiment_cfg/conf.yaml is missing" in said

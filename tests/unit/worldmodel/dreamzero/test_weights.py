@@ -85,6 +85,23 @@ def test_a_folder_that_is_none_and_a_tokenizer_that_is_missing(tmp_path: Path) -
         load(folder, DreamZeroOptions(tokenizer=str(tmp_path / "elsewhere")))
 
 
+def test_all_files_that_cannot_be_read_are_named_at_once(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path)
+    (folder / "config.json").write_text("{")
+    (folder / "experiment_cfg/metadata.json").unlink()
+    (folder / "experiment_cfg/conf.yaml").unlink()
+    (folder / "model.safetensors").write_bytes(bytes(4))
+    with pytest.raises(CheckpointError) as caught:
+        read_checkpoint(str(folder), OPTIONS)
+    for part in (
+        "config.json: is not valid JSON",
+        "metadata.json: cannot be read",
+        "experiment_cfg/conf.yaml is missing",
+        "model.safetensors: ",
+    ):
+        assert part in str(caught.value), part
+
+
 def test_without_its_training_configuration_a_checkpoint_is_not_served(tmp_path: Path) -> None:
     metadata = {"oxe_droid": json.loads(json.dumps(manifest()["metadata_json_example"]))}
     metadata["oxe_droid"]["modalities"]["video"]["wrist_image_left"]["resolution"] = [32]
