@@ -171,17 +171,23 @@ def _split(
     if sizes.wide_vae:
         rename[VAE] = lambda name: wide_vae_name(name, sizes.vae.num_res_blocks)
     tensors: dict[str, dict[str, TensorInfo]] = {component: {} for component in _PREFIXES}
-    strangers = []
+    strangers, repeated = [], []
     for full_name, info in stored.items():
         name = full_name.removeprefix(ROOT)
         component = next((each for each, prefix in _PREFIXES.items() if name.startswith(prefix)), None)
         if component is None or name == full_name:
             strangers.append(full_name)
         elif not _is_unused(name, sizes):
-            tensors[component][rename[component](name.removeprefix(_PREFIXES[component]))] = info
+            ours = rename[component](name.removeprefix(_PREFIXES[component]))
+            if ours in tensors[component]:
+                repeated.append(full_name)
+            tensors[component][ours] = info
     if strangers:
         word = "tensor" if len(strangers) == 1 else "tensors"
         problems.append(f"{len(strangers)} {word} of no known part, such as {', '.join(sorted(strangers)[:5])}")
+    if repeated:
+        shown = ", ".join(sorted(repeated)[:5])
+        problems.append(f"{len(repeated)} of the tensors are there under another name too, such as {shown}")
     tensors[TRANSFORMER], lora = split_lora(tensors[TRANSFORMER], head, problems)
     return tensors, lora
 

@@ -225,6 +225,18 @@ def test_adapters_that_do_not_fit_are_named(tmp_path: Path) -> None:
         assert part in str(caught.value), part
 
 
+def test_a_tensor_under_two_names_is_refused(tmp_path: Path) -> None:
+    name, other = (
+        f"action_head.model.{inner}.weight" for inner in ("head.head", "base_model.model.head.head.base_layer")
+    )
+    weights = dict(tensors("weights"))
+    weights[other] = torch.zeros_like(weights[name])
+    with pytest.raises(
+        CheckpointError, match=r"1 of the tensors are there under another name too, such as action_head"
+    ):
+        load(write_checkpoint(tmp_path, weights=weights))
+
+
 def test_shards_and_unused_parts_make_no_difference(tmp_path: Path) -> None:
     whole = load(write_checkpoint(tmp_path / "whole"))
     folder = write_checkpoint(tmp_path / "sharded")
