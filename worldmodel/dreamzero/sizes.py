@@ -82,6 +82,12 @@ def read_sizes(head: Mapping[str, object], problems: list[str]) -> Sizes | None:
         problems.append(f"num_frames: expected one more than a multiple of {FRAME_GROUP}, got {frames}")
     if transformer is None or problems:
         return None
+    least = 1 + FRAME_GROUP * (transformer.latent_frames_per_chunk - 1)
+    if transformer.image_condition and frames < least:
+        problems.append(
+            f"num_frames: expected at least {least} for chunks of {transformer.latent_frames_per_chunk} latent frames, "
+            f"got {frames}"
+        )
     for name, got, expected in (
         ("action_horizon", horizon, transformer.actions_per_chunk),
         ("z_dim of the VAE", vae.z_dim, transformer.out_channels),

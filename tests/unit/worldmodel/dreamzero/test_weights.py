@@ -75,6 +75,8 @@ def test_settings_that_contradict_each_other_are_refused(tmp_path: Path) -> None
         load(write_checkpoint(tmp_path / "a", num_frame_per_block=3))
     with pytest.raises(CheckpointError, match="action_horizon is 12, but the transformer has 24"):
         load(write_checkpoint(tmp_path / "b", action_horizon=12))
+    with pytest.raises(CheckpointError, match="num_frames: expected at least 5 for chunks of 2 latent frames, got 1"):
+        load(write_checkpoint(tmp_path / "c", num_frames=1))
 
 
 def test_a_folder_that_is_none_and_a_tokenizer_that_is_missing(tmp_path: Path) -> None:
