@@ -21,6 +21,8 @@ from typing import TypeVar
 from worldmodel.dreamzero.normalize import NormalizationMode
 
 MAX_CONFIG_BYTES = 4 * 1024 * 1024
+MAX_CONFIG_VALUES = 1_000_000
+"""Values of the file, repeated parts counted as often as they are repeated: a few lines can stand for billions."""
 
 KINDS = ("video", "state", "action")
 
@@ -75,16 +77,16 @@ def read_training_config(file: Path, tag: str, problems: list[str]) -> TrainingC
         problems.append(f"{file.name}: longer than {MAX_CONFIG_BYTES} bytes")
         return TrainingConfig(was_read=False)
     try:
-        # A tree that holds itself ends in a RecursionError too.
+        # A tree that holds itself ends in a RecursionError too, and a date that there is not in a ValueError.
         tables = list(_tables(_load_yaml(content), ()))
-    except (yaml.YAMLError, RecursionError) as error:
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
         problems.append(f"{file.name}: is not valid YAML ({str(error).splitlines()[0]})")
         return TrainingConfig(was_read=False)
     return _Finder(tables, tag, file.name, problems).read()
 
 
 def _load_yaml(content: bytes) -> object:
-    """Parse YAML without repeated keys. Raises `yaml.YAMLError`."""
+    """Parse YAML without repeated keys. Raises `yaml.YAMLError`, `RecursionError`, `ValueError`."""
     import yaml
 
     loader = yaml.SafeLoader(content)
@@ -93,6 +95,8 @@ def _load_yaml(content: bytes) -> object:
         if root is None:
             return None
         _refuse_repeated_keys(root)
+        if _num_values(root, {}) > MAX_CONFIG_VALUES:
+            raise yaml.YAMLError(f"it repeats its parts until there are more than {MAX_CONFIG_VALUES} of them")
         return loader.construct_document(root)
     finally:
         loader.dispose()
@@ -121,6 +125,20 @@ def _refuse_repeated_keys(root: object) -> None:
             if id(child) not in seen:
                 seen.add(id(child))
                 waiting.append(child)
+
+
+def _num_values(node: object, known: dict[int, int]) -> int:
+    """Count a node and all below it, those that are shared as often as they are reached."""
+    import yaml
+
+    if id(node) not in known:
+        children: list[object] = []
+        if isinstance(node, yaml.MappingNode):
+            children = [each for pair in node.value for each in pair]
+        elif isinstance(node, yaml.SequenceNode):
+            children = node.value
+        known[id(node)] = 1 + sum(_num_values(child, known) for child in children)
+    return known[id(node)]
 
 
 class _Finder:

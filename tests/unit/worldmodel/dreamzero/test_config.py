@@ -260,6 +260,12 @@ def test_a_setting_of_another_type_is_not_called_missing(tmp_path: Path) -> None
         ({"normalization_modes": {"state.x": "log"}}, "normalization of state.x: expected one of"),
         ("a: [", "is not valid YAML"),
         ("&a\nb: *a", "is not valid YAML"),
+        ("trained: 2026-13-45", "is not valid YAML (month must be in 1..12)"),
+        (
+            "\n".join(["a0: &a0 [1]", *(f"a{n + 1}: &a{n + 1} [{', '.join([f'*a{n}'] * 9)}]" for n in range(9))]),
+            "is not valid YAML (it repeats its parts until there are more than 1000000 of them)",
+        ),
+        ("a: &a\n- *a", "is not valid YAML"),
     ],
 )
 def test_contradictions_are_problems(tmp_path: Path, content: Any, problem: str) -> None:
