@@ -126,9 +126,8 @@ def _cameras(options: dict[str, object]) -> tuple[str, ...] | None:
 
 
 def _computed_steps(value: object) -> int:
-    if isinstance(value, bool) or value not in COMPUTED_STEPS:
+    if not isinstance(value, int) or isinstance(value, bool) or value not in COMPUTED_STEPS:
         raise _READER.expected("computed_steps", f"one of {', '.join(map(str, COMPUTED_STEPS))}", value)
-    assert isinstance(value, int)
     return value
 
 

@@ -48,6 +48,7 @@ def test_options_survive_the_trip() -> None:
     [
         ({"computed_steps": 9}, "computed_steps"),
         ({"computed_steps": True}, "computed_steps"),
+        ({"computed_steps": 8.0}, "computed_steps"),
         ({"noise_seed": -1}, "noise_seed"),
         ({"noise_seed": "other"}, "noise_seed"),
         ({"guidance": 0}, "guidance"),
