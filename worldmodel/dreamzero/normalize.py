@@ -121,13 +121,13 @@ def read_normalizer(
             problems.append(f"{where}: {name} is missing, which normalization by {mode} needs")
             continue
         try:
-            array = np.asarray(value, dtype=np.float64)
-        except (TypeError, ValueError):
+            array = np.asarray(value)
+        except ValueError:
             array = np.empty(0)
-        if array.shape not in shapes or not np.isfinite(array).all():
+        if array.dtype.kind not in "iuf" or array.shape not in shapes or not np.isfinite(array).all():
             problems.append(f"{where}: {name} must be {count_of_numbers(num_dims, 'finite ')}{rows}")
             continue
-        arrays.append(array)
+        arrays.append(array.astype(np.float64))
     blank = np.zeros(num_dims)
     low, high = arrays if len(arrays) == 2 else (blank, blank)
     if (low > high).any() and mode is not NormalizationMode.MEAN_STD:

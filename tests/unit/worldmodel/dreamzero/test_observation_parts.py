@@ -53,6 +53,9 @@ def test_statistics_that_do_not_fit_are_named() -> None:
         {"q01": [2], "q99": [1]},
     ):
         read_normalizer(statistics, NormalizationMode.Q99, 1, where="x", problems=problems)
+    for value in (["1"], [True], [10**400], [None], [[1], [1, 2]], {}):
+        read_normalizer({"q01": value, "q99": [3]}, NormalizationMode.Q99, 1, where="x", problems=(found := []))
+        assert found == ["x: q01 must be 1 finite number"], value
     assert len(problems) == 6
     assert problems[:3] == [
         "x: q01 is missing, which normalization by q99 needs",
