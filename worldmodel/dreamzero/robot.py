@@ -124,7 +124,7 @@ def read_robot(
         known = str(metadata.get("embodiment_tag") or ", ".join(map(str, metadata)) or "nothing")
         problems.append(f"metadata.json: no statistics of {embodiment.tag}, only of {known}")
         return None
-    reader = _Reader(entry, training, embodiment, problems)
+    reader = _Reader(entry, training, embodiment, problems, elsewhere=_action_names(metadata))
     camera_keys, height, width = reader.cameras(cameras)
     states = reader.fields("state", state_width)
     actions = reader.relative(reader.fields("action", action_width, num_rows=action_rows), states)
@@ -140,11 +140,28 @@ def read_robot(
     )
 
 
+def _action_names(metadata: Mapping[str, object]) -> set[str]:
+    """Name the actions of all robots that the file has entries of."""
+    names: set[str] = set()
+    for entry in metadata.values():
+        match entry:
+            case {"modalities": {"action": dict(actions)}}:
+                names.update(map(str, actions))
+    return names
+
+
 class _Reader:
     def __init__(
-        self, entry: Mapping[str, object], training: TrainingConfig, embodiment: Embodiment, problems: list[str]
+        self,
+        entry: Mapping[str, object],
+        training: TrainingConfig,
+        embodiment: Embodiment,
+        problems: list[str],
+        *,
+        elsewhere: set[str],
     ) -> None:
         self._entry = entry
+        self._elsewhere = elsewhere
         self._training = training
         self._embodiment = embodiment
         self._problems = problems
@@ -262,6 +279,8 @@ class _Reader:
     def relative(self, actions: tuple[Field, ...], states: tuple[Field, ...]) -> tuple[Field, ...]:
         """Mark the actions that are relative to the state of the same name.
 
+        The file says this once for all robots of the training run, so that it may name actions of another one.
+
         The official code takes a missing `relative_action` for false; here it must be said, since a robot that adds
         nothing to actions which were meant to be added, or the other way round, moves to a wrong place.
         """
@@ -286,7 +305,7 @@ class _Reader:
             marked.append(
                 Field(name=action.name, dims=action.dims, normalizer=action.normalizer, relative_to=state.dims)
             )
-        unknown = sorted(set(names) - {action.name for action in actions})
+        unknown = sorted(set(names) - {action.name for action in actions} - self._elsewhere)
         if unknown:
             self._problems.append(f"relative_action_keys names no action: {', '.join(unknown)}")
         return tuple(marked)

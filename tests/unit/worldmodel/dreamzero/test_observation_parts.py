@@ -373,6 +373,17 @@ def test_relative_actions_can_be_off_and_must_have_a_state() -> None:
     assert problems == ["relative action joint_position needs a state of its name and 7 numbers"]
 
 
+def test_relative_actions_of_another_robot_of_the_file_are_no_problem() -> None:
+    dims = {"joint_position": 7, "gripper_position": 1}
+    content = metadata("yam", ["a", "b"], dims, dims) | AGIBOT
+    names = ("joint_position", "left_arm_joint_position")
+    yam = robot("yam", content, relative_action_keys=names)
+    assert [action.relative_to for action in yam.actions] == [slice(0, 7), None]
+    problems: list[str] = []
+    assert read(content, "yam", problems, relative_action_keys=(*names, "elbow")) is None
+    assert problems == ["relative_action_keys names no action: elbow"]
+
+
 def test_statistics_by_row_reach_the_actions() -> None:
     dims = {"joint_position": 1, "gripper_position": 1}
     content = metadata("yam", ["a", "b"], dims, dims)
