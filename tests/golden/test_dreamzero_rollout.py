@@ -24,6 +24,7 @@ from worldmodel.dreamzero.image_encoder import preprocess
 from worldmodel.dreamzero.noise import NoiseSource
 from worldmodel.dreamzero.observation_vae import ObservationVAE
 from worldmodel.dreamzero.pictures import observation_clip, signed_pictures
+from worldmodel.dreamzero.prompts import frame_prompt
 from worldmodel.dreamzero.step_skip import NUM_STEPS, STATIC_STEPS
 from worldmodel.dreamzero.transformer import NEGATIVE, POSITIVE, DreamZeroTransformer, Velocity
 
@@ -212,7 +213,7 @@ def test_dreamzero_text_rows(adapter: DreamZeroAdapter) -> None:
     for key in [key for key in golden if key.endswith("context_positive")]:
         call_name = key.split("/")[0]
         prompt = calls[int(call_name.removeprefix("call"))]["prompt"]
-        framed = adapter._template.replace("{prompt}", prompt.lower())
+        framed = frame_prompt(prompt, adapter._template)
         for branch, encoded in (("positive", adapter._prompts.encode(framed)), ("negative", adapter._negative)):
             want = golden[f"{call_name}/context_{branch}"][0]
             length = encoded.rows_LC.shape[0]

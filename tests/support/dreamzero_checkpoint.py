@@ -19,6 +19,8 @@ from worldmodel.dreamzero.config import parse_options
 from worldmodel.dreamzero.embodiments import NEGATIVE_PROMPT, embodiment
 from worldmodel.dreamzero.prompts import frame_prompt
 from worldmodel.messages import StartWorker
+from worldmodel.wan.text_encoder import clean_text
+from worldmodel.wan.text_names import TextCleaning
 
 TAG: str = manifest()["metadata_json_example"]["embodiment_tag"]
 END, UNKNOWN = 1, 2
@@ -87,7 +89,7 @@ def training_config() -> dict[str, Any]:
 
 
 def prompts() -> list[tuple[str, list[int]]]:
-    """Return every text of the golden calls, framed, with its token ids."""
+    """Return every text of the golden calls, framed and cleaned, with its token ids."""
     golden, found = tensors("rollout_default"), []
     for index, call in enumerate(manifest()["cases"]["rollout_default"]["calls"]):
         for name, text in (
@@ -95,7 +97,9 @@ def prompts() -> list[tuple[str, list[int]]]:
             ("text_negative", NEGATIVE_PROMPT),
         ):
             length = int(golden[f"call{index}/{name}_len"])
-            found.append((text, golden[f"call{index}/{name}_ids"][0, :length].tolist()))
+            found.append(
+                (clean_text(text, TextCleaning.OFFICIAL), golden[f"call{index}/{name}_ids"][0, :length].tolist())
+            )
     return found
 
 
