@@ -46,6 +46,11 @@ def test_a_wrong_value_for_robots_is_named(write, line: str, complaint: str):
         load_config(write(MINIMAL + f"[robot]\n{line}\n"), environment={})
 
 
+def test_robots_may_be_silent_for_30_s_and_send_64_mib(write):
+    robot = load_config(write(MINIMAL), environment={}).robot
+    assert (robot.idle_s, robot.max_message_bytes, robot.same_session) == (30.0, 64 * 1024 * 1024, "refuse")
+
+
 def test_json_is_not_read_deeper_than_the_stack_allows(write):
     with pytest.raises(ConfigError, match=r"limits\.max_json_depth: expected 1 to 200, got 201"):
         load_config(write(MINIMAL + "[limits]\nmax_json_depth = 201\n"), environment={})

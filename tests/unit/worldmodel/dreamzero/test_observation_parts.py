@@ -126,11 +126,12 @@ def test_the_picture_a_run_begins_with(count: int, chosen: int) -> None:
 
 
 def test_signed_pictures_are_resized_after_scaling() -> None:
-    pictures = np.zeros((1, 4, 4, 3), np.uint8)
-    pictures[:, :, 2:] = 255
+    """Each place is the mean of the two around its centre: corners are not aligned, and farther ones have no part."""
+    ramp = np.array([0, 85, 170, 255], np.uint8)
+    pictures = np.tile(ramp[:, None], (1, 4, 1, 3))
     signed = signed_pictures(pictures, 2, 2)
     assert signed.shape == (3, 1, 2, 2)
-    assert signed[0, 0].tolist() == [[-1.0, 1.0]] * 2
+    torch.testing.assert_close(signed[0, 0], torch.tensor([[-2 / 3, 2 / 3]] * 2))
 
 
 @pytest.mark.parametrize(

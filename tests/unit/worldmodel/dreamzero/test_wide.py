@@ -13,6 +13,7 @@ from tests.support.dreamzero_made import random_pictures, write_tiny
 from tests.support.dreamzero_sessions import call, close_robot, open_robot, runtime_of
 from worldmodel.dreamzero.adapter import create_adapter
 from worldmodel.dreamzero.layout import original_wide_vae_name, plan_checkpoint
+from worldmodel.dreamzero.pictures import signed_pictures
 from worldmodel.dreamzero.published import Scale, published
 from worldmodel.dreamzero.wide_vae import (
     WIDE_LATENTS_MEAN,
@@ -106,6 +107,10 @@ def test_a_planned_checkpoint_is_written_loads_and_acts(tmp_path: Path, scale: s
     channels = 16 if scale == "14b" else 48
     assert shapes == [(channels, 3), (channels, 2), (channels, 2), (channels, 2), (channels, 3)]
     assert not np.array_equal(answers[1].actions, answers[2].actions)
+    # A run begins with what the VAE makes of the tiled picture, at the size that the checkpoint is for.
+    tiled = adapter._observations.read(random_pictures(robot, 0), ()).pictures_THW3
+    first = adapter._model.vae.encode_clip(signed_pictures(tiled, *adapter._picture_size))
+    torch.testing.assert_close(answers[0].latents[:, :1], first, atol=0.05, rtol=0.05)
     # Of the size of a robot's joints; otherwise a state that was added to them, or was not, would not show.
     assert all(0.1 < answer.actions.std() < 10 and np.abs(answer.actions).max() < 50 for answer in answers)
 
