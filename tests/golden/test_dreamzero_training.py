@@ -44,8 +44,8 @@ class Training:
     def __init__(self) -> None:
         self.network: DreamZeroTransformer = transformer()
         self.golden = tensors("train_teacher_forcing")
-        self.block_frames = self.network.config.latent_frames_per_chunk
-        self.block_actions = self.network.config.actions_per_chunk
+        self.chunk_frames = self.network.config.latent_frames_per_chunk
+        self.chunk_actions = self.network.config.actions_per_chunk
 
     def inputs(self, start: int, num_frames: int, state_A: Tensor | None = None) -> FrameInputs:
         return self.network.frame_inputs(
@@ -68,10 +68,10 @@ class Training:
             h = self.network._run_layer(index, h, inputs, segments, chunk)
         return self.network._video_flow(h, time, inputs)[0]
 
-    def draft(self, block: int, chunk: Any) -> Velocity:
-        golden, frames = self.golden, self.block_frames
-        start = 1 + frames * block
-        actions = slice(self.block_actions * block, self.block_actions * (block + 1))
+    def draft(self, index: int, chunk: Any) -> Velocity:
+        golden, frames = self.golden, self.chunk_frames
+        start = 1 + frames * index
+        actions = slice(self.chunk_actions * index, self.chunk_actions * (index + 1))
         [video_time] = set(golden["timestep"][0, start : start + frames].tolist())
         [action_time] = set(golden["timestep_action"][0, actions].tolist())
         video = self.network.time_constants(video_time)
@@ -80,7 +80,7 @@ class Training:
             golden["x"][0, :, start : start + frames],
             golden["action"][0, actions],
             self.network.step_time(video, action),
-            self.inputs(start, frames, golden["state"][0, block]),
+            self.inputs(start, frames, golden["state"][0, index]),
             StateAlone(chunk.draft(frames)),
         )
 
@@ -97,14 +97,14 @@ def test_dreamzero_training_forward() -> None:
         publish(training.network, chunk, golden["context"][0], golden["clip_feature"][0])
         videos, actions = [training.first_frame(chunk)], []
     committed = 0
-    for block in range((num_frames - 1) // training.block_frames):
+    for index in range((num_frames - 1) // training.chunk_frames):
         with cache.lease("clean") as lease:
-            chunk = lease.begin_chunk(training.block_frames if committed else 1)
+            chunk = lease.begin_chunk(training.chunk_frames if committed else 1)
             if not committed:
                 publish(training.network, chunk, golden["context"][0], golden["clip_feature"][0])
             training.commit(committed, chunk.num_latent_frames, chunk)
             committed += chunk.num_latent_frames
-            flow = training.draft(block, chunk)
+            flow = training.draft(index, chunk)
             videos.append(flow.video_BCFYX[0])
             actions.append(flow.action_NA)
             chunk.commit()

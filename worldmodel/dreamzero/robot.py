@@ -55,10 +55,6 @@ class Robot:
     actions: tuple[Field, ...]
 
     @property
-    def num_state_dims(self) -> int:
-        return int(self.states[-1].dims.stop)
-
-    @property
     def num_action_dims(self) -> int:
         return int(self.actions[-1].dims.stop)
 
