@@ -83,9 +83,15 @@ def make_clip(config: ServerConfig, request: ClipRequest) -> None:
 
 
 def _check_prompt(config: ServerConfig, prompt: str) -> None:
-    """Raise `ConfigError` for a prompt that a served session would be refused for, in the same words."""
+    """Raise `ConfigError` for a prompt that a served session would be refused for, in the same words.
+
+    Bytes of the command line that are no UTF-8 come as halves of surrogate pairs, which no worker could be sent.
+    """
     try:
+        prompt.encode()
         check_prompt(prompt, max_chars=config.limits.max_prompt_chars, field="--prompt")
+    except UnicodeEncodeError as error:
+        raise ConfigError("--prompt: expected a text in UTF-8, got other bytes") from error
     except BadInput as error:
         raise ConfigError(error.message) from error
 

@@ -64,6 +64,7 @@ def arguments(tmp_path: Path) -> list[str]:
             f"--frames 9 --prompt {'x' * 2001}",
             "--prompt has 2001 characters: expected at most 2000 (limits.max_prompt_chars)",
         ),
+        ("--frames 9 --prompt \udce4", "--prompt: expected a text in UTF-8, got other bytes"),
     ],
 )
 def test_a_wrong_call_ends_before_a_worker_starts(
