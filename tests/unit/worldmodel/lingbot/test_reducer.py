@@ -271,9 +271,11 @@ def test_a_target_starts_where_the_camera_is() -> None:
 
 
 def test_each_source_has_its_own_scale_unless_one_is_configured() -> None:
-    chunks = [keys(0, "wd")], [trajectory(1, walk_poses(3))], [motion(2, "velocity", 0.1)]
+    keyboard = [keys(0, "wd")], [script(1, "w", "wd", "")]
+    others = [trajectory(2, walk_poses(3))], [motion(3, "velocity", 0.1)], [motion(4, "target", 0.9)]
+    chunks = (*keyboard, *others)
     kinds = [plan.scale for plan in run(reducer(), *chunks)]
-    assert kinds == [CameraScale.CHUNK_MAX, CameraScale.CLIP_MAX, CameraScale.UNIT]
+    assert kinds == [CameraScale.CHUNK_MAX] * 2 + [CameraScale.CLIP_MAX] + [CameraScale.UNIT] * 2
     for rule in CameraScale:
         assert {plan.scale for plan in run(reducer(LingBotOptions(camera_scale=rule)), *chunks)} == {rule}
 
