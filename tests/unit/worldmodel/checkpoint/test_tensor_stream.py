@@ -113,7 +113,8 @@ def test_reading_is_ahead_of_the_copies_but_not_beyond_the_buffers(file: Path, m
     stream = stream_tensors(infos(file), lambda _: None, "cpu")
     for taken in range(1, 5):
         next(stream)
-        assert len(filled) == taken + tensor_stream.NUM_BUFFERS - 1
+        # With a single buffer nothing would be read while a copy is under way.
+        assert taken < len(filled) == taken + tensor_stream.NUM_BUFFERS - 1
     stream.close()
 
 
