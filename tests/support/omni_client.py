@@ -13,7 +13,7 @@ import av
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-from tests.support.server_client import ANSWER_TIMEOUT_S, png
+from tests.support.server_client import ANSWER_TIMEOUT_S, PATIENT, png
 
 
 def image_reference(image: bytes | None = None) -> dict[str, str]:
@@ -58,7 +58,8 @@ class OmniSocket:
     async def open(cls, url: str, **options: Any) -> Self:
         """Connect; `url` is the server's http URL."""
         address = url.replace("http://", "ws://") + "v1/realtime/video"
-        return cls(await connect(address, max_size=None, proxy=None, compression=None, **options))
+        options = {"max_size": None, "proxy": None, "compression": None, **PATIENT, **options}
+        return cls(await connect(address, **options))
 
     async def send(self, type: str, **fields: Any) -> None:
         await self.connection.send(json.dumps({"type": type, **fields}))

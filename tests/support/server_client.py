@@ -28,6 +28,12 @@ ANSWER_TIMEOUT_S = 30.0
 EXPECT_TIMEOUT_S = 60.0
 """The same for a message that does not come while others do, such as chunks."""
 
+PATIENT: dict[str, Any] = {"open_timeout": ANSWER_TIMEOUT_S, "ping_interval": None}
+"""Options of a connection that is not given up because the machine is busy with something else."""
+
+PING_S = 60.0
+"""How often these servers ping, and how long a pong may take, unless that is what a test is about."""
+
 
 def png(width: int = 32, height: int = 32, *, format: str = "PNG", mode: str = "RGB") -> bytes:
     buffer = io.BytesIO()
@@ -61,6 +67,20 @@ class Chunk:
 Received = dict[str, Any] | Chunk
 
 
+NARROW_BYTES = 32 * 1024
+"""A buffer of the system that a chunk of pixels does not fit into."""
+
+
+def narrow_socket(url: str) -> socket.socket:
+    """Connect with a receive buffer so small that what is not read is not taken."""
+    host, port = url.removeprefix("http://").rstrip("/").split(":")
+    narrow = socket.socket()
+    narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, NARROW_BYTES)
+    narrow.connect((host, int(port)))
+    narrow.setblocking(False)
+    return narrow
+
+
 class WorldSocket:
     """Sends dicts, receives dicts and chunks, and keeps them. With `viewer` every chunk is reported as shown."""
 
@@ -75,7 +95,8 @@ class WorldSocket:
     async def open(cls, url: str, *, viewer: bool = True, **options: Any) -> Self:
         """Connect; `url` is the server's http URL."""
         world = url.replace("http://", "ws://") + "v1/world"
-        return cls(await connect(world, max_size=None, proxy=None, compression=None, **options), viewer=viewer)
+        options = {"max_size": None, "proxy": None, "compression": None, **PATIENT, **options}
+        return cls(await connect(world, **options), viewer=viewer)
 
     async def send(self, type: str, **fields: Any) -> None:
         await self.connection.send(json.dumps({"type": type, **fields}))
@@ -163,9 +184,9 @@ class WorldSocket:
 
 @asynccontextmanager
 async def running(
-    app: FastAPI, config: ServerConfig, *, ws_ping_s: float | None = None, send_buffer_bytes: int | None = None
+    app: FastAPI, config: ServerConfig, *, ws_ping_s: float = PING_S, send_buffer_bytes: int | None = None
 ) -> AsyncIterator[str]:
-    """Serve an application in this event loop and give its URL. `ws_ping_s` replaces interval and time-out of pings.
+    """Serve an application in this event loop and give its URL. `ws_ping_s` is both interval and time-out of pings.
 
     `send_buffer_bytes` bounds what the system takes of what a client does not read.
     """
@@ -173,8 +194,7 @@ async def running(
     if send_buffer_bytes is not None:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
     server = world_server(app, config)
-    if ws_ping_s is not None:
-        server.config.ws_ping_interval = server.config.ws_ping_timeout = ws_ping_s
+    server.config.ws_ping_interval = server.config.ws_ping_timeout = ws_ping_s
     started = asyncio.Event()
     startup = server.startup
 

@@ -63,18 +63,26 @@ class Server:
         await socket.expect("session.state", state="paused")
         await self.until(lambda: self.worker.num_ticks_in_flight == 0)
 
+    async def until_num_connections(self, num_connections: int) -> None:
+        """Wait until the server has found out that the sockets of other clients are gone."""
+        registry = self.context.metrics.registry
+        await self.until(lambda: registry.get_sample_value("worldserve_connections") == num_connections)
+
     async def until_parked(self, session_id: str) -> None:
         table = self.context.table
         await self.until(lambda: table.find(session_id, None).parked_at is not None)
 
 
 @asynccontextmanager
-async def serving(worker: ScriptedWorker | None = None, **sections: Any) -> AsyncIterator[Server]:
+async def serving(
+    worker: ScriptedWorker | None = None, *, send_buffer_bytes: int | None = None, **sections: Any
+) -> AsyncIterator[Server]:
+    """Serve the fake model's configuration with these sections. For `send_buffer_bytes` see `running`."""
     worker = worker or ScriptedWorker()
     config: ServerConfig = fake_config(**sections)
     clock = ManualClock()
     app = create_app(config, worker=worker, clock=clock)
-    async with running(app, config) as url, AsyncExitStack() as stack:
+    async with running(app, config, send_buffer_bytes=send_buffer_bytes) as url, AsyncExitStack() as stack:
         yield Server(url=url, app=app, worker=worker, clock=clock, stack=stack)
 
 
