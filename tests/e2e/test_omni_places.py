@@ -43,7 +43,7 @@ async def test_a_waiting_client_that_stops_is_done() -> None:
         done = await second.expect("session.done")
         assert (done["chunks"], done["stopped"], done["dropped_event_ids"]) == (0, True, ["early"])
         assert await second.closed() == 1000
-        assert server.context.table.num_waiting == 0
+        await server.until(lambda: server.context.table.num_waiting == 0)
 
 
 async def test_a_token_is_needed_where_the_server_asks_for_one() -> None:

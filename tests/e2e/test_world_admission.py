@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from server.config import LimitsSection, ServerSection, SessionSection
+from server.dialects.opening import StartTimer
+from server.worker import CommittedTick
 from tests.support.server_client import image_field
 from tests.support.server_scripted import Server, serving
 from tests.support.server_worker import ScriptedWorker, model_info
+from worldmodel.messages import Tick
 
 # ---------------------------------------------------------------- admission
 
@@ -85,21 +90,39 @@ async def test_a_client_that_leaves_while_its_session_opens_leaves_nothing(serve
     await socket.send("session.start", protocol=1, prompt="", image=image_field())
     await server.until(lambda: server.context.table.num_resident == 1)
     await socket.drop()
+    await server.until_num_connections(0)
     server.worker.release()
     await server.until(lambda: server.context.table.num_resident == 0)
     assert server.worker.sessions == {}
 
 
-async def test_sessions_tick_one_at_a_time_and_share_the_worker(server: Server) -> None:
-    sockets = [await server.connect(), await server.connect()]
-    for socket in sockets:
-        await socket.start(pacing="free")
-    for _ in range(10):
-        for socket in sockets:
+class SteppedWorker(ScriptedWorker):
+    """A scripted worker that runs as many ticks as it is allowed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.allowed = asyncio.Semaphore(0)
+
+    async def _tick(self, message: Tick) -> CommittedTick:
+        await self.allowed.acquire()
+        return await super()._tick(message)
+
+
+async def test_sessions_tick_one_at_a_time_and_share_the_worker() -> None:
+    worker = SteppedWorker()
+    async with serving(worker) as server:
+        sockets = [await server.connect(), await server.connect()]
+        by_id = {(await socket.start(pacing="free"))["session_id"]: socket for socket in sockets}
+        # Both could tick whenever the worker is free, since all that was made has been sent.
+        for turn in range(16):
+            worker.allowed.release()
+            await server.until(lambda turn=turn: len(worker.served) > turn)
+            socket = by_id[worker.served[turn]]
             await socket.media()
-    assert server.worker.max_ticks_in_flight == 1
-    served = server.worker.served[:16]
-    assert min(served.count(name) for name in set(served)) >= 4
+            await socket.send("ping", t=turn)
+            await socket.expect("pong", t=turn)
+        assert worker.max_ticks_in_flight == 1
+        assert min(worker.served.count(name) for name in by_id) >= 7
 
 
 # ---------------------------------------------------------------- rights
@@ -135,15 +158,29 @@ async def test_pages_of_other_origins_are_turned_away(server: Server) -> None:
     await same.start()
 
 
-async def test_a_socket_that_begins_nothing_is_closed() -> None:
-    async with serving(session=SessionSection(start_timeout_s=0.2)) as server:
+async def test_a_socket_that_begins_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, expire, is_over = StartTimer.start, StartTimer._expired, asyncio.Event()
+    expired: set[StartTimer] = set()
+
+    def expired_or_wait(timer: StartTimer) -> None:
+        """Let the short time of every socket last until all of them have done what they want to do."""
+        if is_over.is_set():
+            expired.add(timer)
+            expire(timer)
+        else:
+            start(timer)
+
+    monkeypatch.setattr(StartTimer, "_expired", expired_or_wait)
+    async with serving(session=SessionSection(start_timeout_s=0.05)) as server:
         idle, waiting, watching = await server.connect(), await server.connect(), await server.connect()
         started = await waiting.start()
         await watching.send("session.watch", protocol=1, watch_token=started["watch_token"])
         await watching.expect("session.watching")
+        is_over.set()
         assert (await idle.error())["code"] == "start_timeout"
         assert await idle.closed() == 1008
-        # The others have begun something, and go on.
+        # The time of the others is over too, but they have begun something, and go on.
+        await server.until(lambda: len(expired) == 3)
         await waiting.media()
         await watching.send("ping", t=1)
         await watching.expect("pong")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from server.config import SessionSection
+from server.config import ServerSection, SessionSection
 from tests.support.server_client import image_field
 from tests.support.server_scripted import Server, serving
 from tests.support.server_worker import ScriptedWorker, model_info, other_tick
@@ -21,8 +21,7 @@ async def test_a_failed_tick_fails_the_session_until_a_reset(server: Server, err
     started = await socket.start()
     await socket.media()
     # Paused, so that no chunk is under way that could meet the failure before the event is there.
-    await socket.send("session.pause")
-    await socket.expect("session.state", state="paused")
+    await server.pause(socket)
     server.worker.tick_failures.append(error)
     await socket.send("session.event", event_id=1, prompt="x")
     await socket.expect("event.queued", event_id=1)
@@ -124,8 +123,7 @@ async def test_events_of_a_chunk_whose_pictures_are_lost_are_dropped(server: Ser
     socket = await server.connect()
     await socket.start()
     await socket.media()
-    await socket.send("session.pause")
-    await socket.expect("session.state", state="paused")
+    await server.pause(socket)
     server.worker.media_failures.append(OutcomeUnknown("lost"))
     await socket.send("session.event", event_id=1, prompt="x")
     await socket.expect("event.queued", event_id=1)
@@ -269,7 +267,7 @@ async def test_a_dead_worker_takes_tombstones_along(server: Server, caplog: pyte
     await socket.error(code="cleanup_failed")
     server.worker.dies()
     await socket.expect("session.closed", session_id=started["session_id"], reason="worker lost")
-    assert server.context.table.all() == ()
+    await server.until(lambda: server.context.table.all() == ())
     assert "did not close it" in caplog.text
 
 
@@ -290,7 +288,9 @@ async def test_those_who_wait_keep_waiting_while_the_worker_restarts() -> None:
 
 
 async def test_shutting_down_closes_every_socket_with_restart() -> None:
-    async with serving(ScriptedWorker(model_info(capacity_sessions=3))) as server:
+    # A quarter of the time is for the clients to answer the close.
+    section = ServerSection(shutdown_s=120.0)
+    async with serving(ScriptedWorker(model_info(capacity_sessions=3)), server=section) as server:
         sockets = [await server.connect() for _ in range(3)]
         for socket in sockets:
             await socket.start()

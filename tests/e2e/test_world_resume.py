@@ -150,6 +150,8 @@ async def test_answers_to_events_wait_for_the_next_socket(server: Server) -> Non
     server.worker.tick_failures.append(TickRolledBack("out of luck"))
     await socket.send("session.event", event_id=1, prompt="x")
     await socket.expect("event.queued")
+    # Without a socket no tick begins, and there would be none to fail.
+    await server.until(lambda: server.worker.num_ticks_in_flight == 1)
     await socket.drop()
     await server.until_parked(started["session_id"])
     server.worker.release()
