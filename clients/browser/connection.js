@@ -146,7 +146,8 @@ export class Connection {
       this._closed(socket, 1006);
       return;
     }
-    if (this._pingSentMs === null && this.state === 'live') {
+    // A socket that is being closed takes nothing any more, and the browser complains of every attempt.
+    if (this._pingSentMs === null && this.state === 'live' && socket.readyState === WebSocket.OPEN) {
       this._pingSentMs = now;
       socket.send(JSON.stringify(pingMessage(now)));
     }

@@ -71,6 +71,38 @@ def test_a_bad_binary_frame_is_named(modules: WatchedPage, frame: list[int], wor
     assert words in run(modules, "protocol.js", body, frame)
 
 
+def test_a_socket_that_is_being_closed_is_not_pinged(modules: WatchedPage) -> None:
+    """The other side may take its time, and an attempt to send to such a socket is an error in the console."""
+    sent = run(
+        modules,
+        "connection.js",
+        """const sent = []; const pings = []; const kept = [window.WebSocket, window.setInterval];
+        class Socket extends EventTarget {
+          static OPEN = 1;
+          readyState = 1;
+          send(text) { sent.push(JSON.parse(text).type); }
+          close() { this.readyState = 2; }
+          say(message) { this.dispatchEvent(new MessageEvent('message', {data: JSON.stringify(message)})); }
+        }
+        window.WebSocket = Socket; window.setInterval = (run) => pings.push(run);
+        try {
+          const nothing = () => {};
+          const handlers = {onState: nothing, onStarted: nothing, onMessage: nothing, resumePoint: () => null};
+          const connection = new m.Connection({url: '', protocols: [], handlers});
+          connection.begin({type: 'session.start'});
+          const socket = connection._socket;
+          socket.dispatchEvent(new Event('open'));
+          socket.say({type: 'session.started'}); socket.say({type: 'pong', t: 0});
+          pings[0](); socket.say({type: 'pong', t: 0});
+          connection.drop(); pings[0]();
+        } finally {
+          [window.WebSocket, window.setInterval] = kept;
+        }
+        return sent;""",
+    )
+    assert sent == ["session.start", "ping", "ping"]
+
+
 def test_a_quick_tap_travels_as_two_transitions_of_one_event(modules: WatchedPage) -> None:
     sent = run(
         modules,
