@@ -21,6 +21,14 @@ LIGHTHOUSE = """() => {
   return data.filter((_, at) => at % 4 === 0 && data[at] === 0xdb && data[at + 1] === 0x38).length;
 }"""
 """How many pixels of the upper half of the map have its colour."""
+ON_THE_WAY = f"""() => {{
+  const {{x, z}} = window.worldserve.world.walk.place;
+  return z > 0.15 && x > 0.02 && {{
+    text: document.querySelector('#map-place').value,
+    lighthouse: ({LIGHTHOUSE})(),
+  }};
+}}"""
+"""What the map shows at a moment when both keys have moved the camera; it goes on moving."""
 DARK, LIGHT = "rgb(8, 9, 12)", "rgb(233, 231, 226)"
 
 
@@ -81,21 +89,25 @@ def test_the_map_shows_where_the_camera_is_to_spectators_too(
     page.begin()
     page.page.keyboard.down("w")
     page.page.keyboard.down("l")
-    page.wait("app.world.walk.place.z > 0.15 && app.world.walk.place.x > 0.02")
-    x, z, degrees = re.findall(r"-?[\d.]+", page.page.inner_text("#map-place"))
+    seen = page.page.wait_for_function(ON_THE_WAY).json_value()
+    x, z, degrees = re.findall(r"-?[\d.]+", seen["text"])
     assert float(x) > 0
     assert float(z) > 0.1
     assert 0 < float(degrees) < 180
     # The run begins with a look at the lighthouse, so it is above the middle.
-    assert page.page.evaluate(LIGHTHOUSE) > 50
+    assert seen["lighthouse"] > 50
     page.page.keyboard.up("w")
     page.page.keyboard.up("l")
+    page.page.wait_for_selector("[data-action=w]:not(.held, .applied)")
+    page.page.wait_for_selector("[data-action=l]:not(.held, .applied)")
     watching = WatchedPage(context, f"{standin.url}/#watch={WATCH_TOKEN}")
     watching.wait_for_picture()
-    watching.page.wait_for_function(f"() => ({LIGHTHOUSE})() > 50")
-    watching.close()
+    watching.wait("document.querySelector('#map-place').value === argument", page.page.inner_text("#map-place"))
     page.page.keyboard.press("r")
     page.wait("app.world.shown.run === 1 && app.world.walk.place.z === 0")
+    watching.wait("app.world.shown.run === 1 && app.world.walk.place.z === 0")
+    watching.page.wait_for_function(f"() => ({LIGHTHOUSE})() > 50")
+    watching.close()
 
 
 def test_the_map_of_a_world_that_repeats_stays_small_however_far_the_way(page: WatchedPage) -> None:

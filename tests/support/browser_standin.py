@@ -14,6 +14,7 @@ import math
 import socket
 import struct
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from typing import Any
@@ -95,8 +96,9 @@ class Watcher:
 
 @dataclass
 class World:
-    """One session; outlives its socket."""
+    """One session; outlives its socket. Its script is that of the test that began it."""
 
+    script: Script
     fps: int = FPS
     epoch: int = -1
     run: int = 0
@@ -113,6 +115,7 @@ class World:
     paused: bool = False
     is_lost: bool = False
     retained: list[tuple[int, EncodedChunk]] = field(default_factory=list)
+    sending: asyncio.Task[None] | None = None
 
 
 def ready_info() -> dict[str, Any]:
@@ -137,7 +140,7 @@ class StandIn:
     def __init__(self, *, fps: int = FPS) -> None:
         self._fps = fps
         self.script = Script(info=ready_info())
-        self.world = World(fps=fps)
+        self.world = World(self.script, fps=fps)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         routes = [
@@ -156,7 +159,7 @@ class StandIn:
     def renew(self) -> None:
         """Forget what a test did; its pages are closed."""
         self.script = Script(info=ready_info())
-        self.world = World(fps=self._fps)
+        self.world = World(self.script, fps=self._fps)
 
     def __enter__(self) -> StandIn:
         self._thread.start()
@@ -203,12 +206,13 @@ class StandIn:
 
     async def _converse(self, websocket: WebSocket) -> None:
         start = json.loads(await websocket.receive_text())
-        self.script.starts.append(start)
-        if self.script.refuse is not None:
-            await websocket.send_json({"type": "error", "retryable": False, "fatal": True, **self.script.refuse})
+        script = self.script
+        script.starts.append(start)
+        if script.refuse is not None:
+            await websocket.send_json({"type": "error", "retryable": False, "fatal": True, **script.refuse})
             return
-        if self.script.queue_position is not None:
-            await websocket.send_json({"type": "session.queued", "position": self.script.queue_position, "queued": 5})
+        if script.queue_position is not None:
+            await websocket.send_json({"type": "session.queued", "position": script.queue_position, "queued": 5})
             await websocket.receive_text()
             return
         if "resume_token" in start and self.world.is_lost:
@@ -221,7 +225,7 @@ class StandIn:
             return
         if "resume_token" not in start:
             name, format = start["image"].get("name", "day"), StreamFormat(start["format"])
-            self.world = World(fps=self._fps, name=name, prompt=start["prompt"], format=format)
+            self.world = World(script, fps=self._fps, name=name, prompt=start["prompt"], format=format)
         world = self.world
         world.epoch += 1
         last_chunk_index = start.get("last_chunk_index", -1)
@@ -229,7 +233,10 @@ class StandIn:
         await websocket.send_json(self._started(world))
         if world.paused:
             await websocket.send_json(self._state(world, "paused"))
-        sending = asyncio.create_task(self._send_chunks(websocket, world, last_chunk_index))
+        # The socket before may not be known to be gone yet; a world goes on in one place.
+        if world.sending is not None:
+            world.sending.cancel()
+        sending = world.sending = asyncio.create_task(self._send_chunks(websocket, world, last_chunk_index))
         try:
             while websocket.application_state is WebSocketState.CONNECTED:
                 await self._answer(websocket, world, json.loads(await websocket.receive_text()))
@@ -266,16 +273,16 @@ class StandIn:
 
     async def _answer(self, websocket: WebSocket, world: World, message: dict[str, Any]) -> None:
         match message["type"]:
-            case "session.event" if self.script.refuse_events > 0:
-                self.script.refuse_events -= 1
+            case "session.event" if world.script.refuse_events > 0:
+                world.script.refuse_events -= 1
                 error = {"code": "queue_full", "message": "64 events are waiting", "retryable": True, "fatal": False}
                 await websocket.send_json({"type": "error", **error, "event_id": message["event_id"]})
             case "session.event":
-                self.script.events.append(message)
+                world.script.events.append(message)
                 world.queued.append(message)
                 await websocket.send_json({"type": "event.queued", "event_id": message["event_id"]})
             case "playback":
-                self.script.playback.append({**message, "last_sent": world.chunk_index - 1})
+                world.script.playback.append({**message, "last_sent": world.chunk_index - 1})
                 if message["run"] == world.run:
                     world.shown = max(world.shown, message["chunk_index"])
             case "session.reset":
@@ -285,7 +292,9 @@ class StandIn:
                 world.offset[:] = 0
                 world.walk = Walk()
                 world.name = (message.get("image") or {}).get("name", world.name)
-                await websocket.send_json(self._state(world, "active"))
+                for each in (websocket, *(watcher.websocket for watcher in world.watchers)):
+                    with suppress(WebSocketDisconnect, RuntimeError):
+                        await each.send_json(self._state(world, "active"))
             case "session.pause" | "session.unpause":
                 world.paused = message["type"] == "session.pause"
                 await websocket.send_json(self._state(world, "paused" if world.paused else "active"))
@@ -315,34 +324,37 @@ class StandIn:
                 await asyncio.sleep(0.01)
                 continue
             run, chunk_index = world.run, world.chunk_index
-            events, world.queued = world.queued, []
-            await asyncio.sleep(self.script.make_s)
+            events = list(world.queued)
+            await asyncio.sleep(world.script.make_s)
             if world.run != run:
                 continue
+            world.queued = world.queued[len(events) :]
             frames = _draw(world, events, 9 if chunk_index == 0 else 12)
             part = MediaPart(format=MediaFormat.YUV420, shape=frames.shape, num_bytes=frames.nbytes)
             encoded = encoder.encode((part,), memoryview(frames.tobytes()), len(frames))
             world.retained = [*world.retained, (chunk_index, encoded)][-3:]
             world.chunk_index += 1
             muxed = muxer.mux(encoded)
-            if self.script.spoil_chunk == chunk_index:
+            if world.script.spoil_chunk == chunk_index:
                 muxed = replace(muxed, payload=bytes(len(muxed.payload)))
             await websocket.send_bytes(_media(common, world, chunk_index, muxed, events))
             for watcher in list(world.watchers):
                 frame = _media({**common, "epoch": 0}, world, chunk_index, watcher.muxer.mux(encoded), events)
-                await watcher.websocket.send_bytes(frame)
-            if self.script.drop_after_chunk == chunk_index:
-                self.script.drop_after_chunk = None
+                # Who has gone is taken off the list by his own socket, a little later.
+                with suppress(WebSocketDisconnect, RuntimeError):
+                    await watcher.websocket.send_bytes(frame)
+            if _is_due(world.script.drop_after_chunk, chunk_index):
+                world.script.drop_after_chunk = None
                 await websocket.close(1011)
                 return
-            if self.script.close_after_chunk == chunk_index:
-                self.script.close_after_chunk = None
-                closed = {"type": "session.closed", "session_id": "s-standin", "reason": self.script.close_reason}
+            if _is_due(world.script.close_after_chunk, chunk_index):
+                world.script.close_after_chunk = None
+                closed = {"type": "session.closed", "session_id": "s-standin", "reason": world.script.close_reason}
                 await websocket.send_json(closed)
                 await websocket.close(1000)
                 return
-            if self.script.die_after_chunk == chunk_index:
-                self.script.die_after_chunk = None
+            if _is_due(world.script.die_after_chunk, chunk_index):
+                world.script.die_after_chunk = None
                 await self._die(websocket, world)
                 return
 
@@ -353,6 +365,11 @@ class StandIn:
         await websocket.send_json(self._state(world, "failed", "worker_unavailable"))
         await websocket.send_json({"type": "error", **error})
         await websocket.close(1012)
+
+
+def _is_due(after_chunk: int | None, chunk_index: int) -> bool:
+    """Whether it is time for what a test asked for, by its clock perhaps a chunk ago."""
+    return after_chunk is not None and chunk_index >= after_chunk
 
 
 def _picture(name: str) -> Any:
