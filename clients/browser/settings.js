@@ -48,7 +48,8 @@ export class Settings {
    */
   set(name, value) {
     if (this.values[name] === value) return;
-    this.values = { ...this.values, [name]: value };
+    // A card says a little later that it was opened or closed; until then it must not be put back for another's sake.
+    this.values = { ...this.values, map: byId('map-card').open, numbers: byId('hud').open, [name]: value };
     savePreferences(this.values);
     this._fill();
     this._apply();

@@ -60,6 +60,15 @@ def test_settings_act_at_once_and_outlive_a_reload(page: WatchedPage) -> None:
     assert page.read("document.querySelector('#hud').open")
 
 
+def test_cards_that_are_closed_at_once_stay_closed(page: WatchedPage) -> None:
+    """On a busy machine the second click may be there before the first card has told of its own."""
+    page.begin()
+    cards = "[...document.querySelectorAll('#hud, #map-card')]"
+    page.page.evaluate(f"{cards}.forEach((card) => card.querySelector('summary').click())")
+    page.wait("!app.viewer.settings.values.numbers && !app.viewer.settings.values.map")
+    assert page.read(f"{cards}.map((card) => card.open)") == [False, False]
+
+
 def test_the_page_follows_the_system_in_light_and_in_stillness(standin: StandIn, context: BrowserContext) -> None:
     page = WatchedPage(context, standin.url)
     page.page.emulate_media(color_scheme="light", reduced_motion="reduce")
