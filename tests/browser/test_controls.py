@@ -15,6 +15,15 @@ pytestmark = pytest.mark.browser
 PHONE = {"width": 390, "height": 844}
 
 
+NOTE_LIGHTS = """(selector) => {
+  const key = document.querySelector(selector);
+  const note = () => window.lights.push(['held', 'applied'].filter((name) => key.classList.contains(name)).join(' '));
+  window.lights = [];
+  new MutationObserver(note).observe(key, {attributeFilter: ['class']});
+}"""
+"""Each state of a key lasts for some chunks at the most, so they are noted as they come."""
+
+
 def transitions(standin: StandIn) -> list[list[str]]:
     """Every held set that the page sent, in order."""
     return [
@@ -37,12 +46,12 @@ def test_keys_steer_once_each_and_are_released_on_blur(standin: StandIn, page: W
 
 def test_a_pressed_key_is_lit_and_confirmed_when_its_frame_is_shown(page: WatchedPage) -> None:
     page.begin()
+    page.page.evaluate(NOTE_LIGHTS, "[data-action=d]")
     page.page.keyboard.down("d")
-    page.page.wait_for_selector("[data-action=d].held:not(.applied)")
     page.page.wait_for_selector("[data-action=d].held.applied")
     page.page.keyboard.up("d")
-    page.page.wait_for_selector("[data-action=d].applied:not(.held)")
     page.page.wait_for_selector("[data-action=d]:not(.applied, .held)")
+    assert page.page.evaluate("window.lights") == ["held", "held applied", "applied", ""]
     assert page.read("app.hud.figures.p50Ms") > 0
 
 
@@ -53,10 +62,12 @@ def test_what_the_server_refuses_is_said_again_or_taken_back(standin: StandIn, p
     standin.script.refuse_events = 1
     page.page.keyboard.up("w")
     page.until(lambda: standin.script.refuse_events == 0 and transitions(standin) == [["w"], []])
+    page.page.wait_for_selector("#toast >> text=64 events are waiting")
     standin.script.refuse_events = 1
     page.page.click("#prompts >> text=the town in night")
-    page.page.wait_for_selector("#toast >> text=64 events are waiting")
-    assert page.page.input_value("#prompt") == "a small town, day"
+    page.until(lambda: standin.script.refuse_events == 0)
+    page.wait("document.querySelector('#prompt').value === 'a small town, day'")
+    assert page.read("app.world.prompt") == "a small town, day"
     page.page.click("#prompts >> text=the town in night")
     page.until(lambda: standin.world.prompt == "the town in night")
 
@@ -132,9 +143,9 @@ def test_a_phone_has_room_for_all_and_a_thumb_between_two_keys_holds_both(standi
     page = WatchedPage(browser, standin.url, viewport=PHONE, has_touch=True, is_mobile=True)
     page.begin()
     assert outside(page) == []
-    page.page.set_viewport_size({"width": 320, "height": 568})
+    page.resize(320, 568)
     assert outside(page) == []
-    page.page.set_viewport_size(PHONE)
+    page.resize(PHONE["width"], PHONE["height"])
     up, right = (page.page.locator(f"[data-action={key}]").bounding_box() for key in "wd")
     assert up is not None
     assert right is not None
@@ -153,13 +164,13 @@ def test_a_phone_has_room_for_all_and_a_thumb_between_two_keys_holds_both(standi
         page.page.evaluate(f"document.querySelector('{card} summary').click()")
         page.page.wait_for_selector(f"{card}[open]")
     assert overlapping(page, ".cards", ".prompt, .pad") == []
-    page.page.set_viewport_size({"width": PHONE["height"], "height": PHONE["width"]})
+    page.resize(PHONE["height"], PHONE["width"])
     page.page.click("#link")
     page.page.wait_for_function("() => document.getAnimations().every((each) => each.playState === 'finished')")
     assert overlapping(page, "#link-card", ".pad") == []
     assert overlapping(page, ".cards", ".prompt .field, .pad") == []
     # Half of a usual window: what is left of it at a zoom of 200 %.
-    page.page.set_viewport_size({"width": 640, "height": 400})
+    page.resize(640, 400)
     assert overlapping(page, ".prompt .field", ".pad") == []
     page.close()
 

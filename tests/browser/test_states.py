@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext
+from playwright.sync_api import Browser, BrowserContext, Route
 
 from tests.support.browser_chromium import WatchedPage
 from tests.support.browser_standin import RESUME_TOKEN, WATCH_TOKEN, StandIn
 
 pytestmark = pytest.mark.browser
+
+
+def copied(button: str) -> str:
+    """Whether a button says that it has copied, as it does for a moment."""
+    return f"document.querySelector('#{button}').textContent.trim() === 'Copied'"
 
 
 def test_loading_shows_each_stage_and_then_offers_the_worlds(standin: StandIn, context: BrowserContext) -> None:
@@ -38,13 +43,22 @@ def test_a_model_that_cannot_be_served_is_said_in_words(standin: StandIn, contex
 
 def test_who_has_no_token_is_told_where_to_put_it(standin: StandIn, context: BrowserContext) -> None:
     refusal = {"code": "unauthorized", "message": "a token is needed: Authorization: Bearer TOKEN"}
-    context.route("**/v1/info", lambda route: route.fulfill(status=401, json={"error": refusal}))
+    answered: list[str] = []
+
+    def refuse(route: Route) -> None:
+        route.fulfill(status=401, json={"error": refusal})
+        answered.append(route.request.url)
+
+    context.route("**/v1/info", refuse)
     standin.script.refuse = {**refusal, "fatal": True}
     for address in (standin.url, f"{standin.url}/#watch={WATCH_TOKEN}"):
         page = WatchedPage(context, address)
         page.page.wait_for_selector("#trouble >> text=This server asks for a token")
         where = "A token is needed: put token=TOKEN behind the # of the address, and load it again."
         assert page.page.inner_text("#trouble-text") == where
+        # A spectator asks for what its card says beside what it watches.
+        page.until(lambda: answered)
+        answered.clear()
         page.close()
     context.unroute("**/v1/info")
 
@@ -102,8 +116,8 @@ def test_a_refused_start_is_explained_and_can_be_tried_again(standin: StandIn, p
     page.page.wait_for_selector("#trouble")
     assert page.page.inner_text("#trouble-title") == "All worlds are taken"
     assert page.page.inner_text("#trouble-text") == "4 of 4 sessions are in use."
-    page.page.click("#trouble-copy")
-    page.page.wait_for_selector("#trouble-copy >> text=Copied")
+    with page.passing(copied("trouble-copy")):
+        page.page.click("#trouble-copy")
     assert "error=capacity" in page.read("navigator.clipboard.readText()")
     standin.script.refuse = None
     page.page.click("#trouble-retry")
@@ -115,8 +129,8 @@ def test_the_card_of_the_link_says_what_is_known_and_copies_it_without_secrets(p
     page.page.click("#link")
     assert page.page.inner_text("#link-reason") == "Everything is well."
     assert "160x96, 48 fps, fmp4" in page.page.inner_text("#link-facts")
-    page.page.click("#link-copy")
-    page.page.wait_for_selector("#link-copy >> text=Copied")
+    with page.passing(copied("link-copy")):
+        page.page.click("#link-copy")
     report = page.read("navigator.clipboard.readText()")
     assert "Session: s-standin" in report
     assert "connecting attempt=0" in report
@@ -140,6 +154,8 @@ def test_a_world_that_died_with_its_worker_starts_again_as_it_was(
     standin: StandIn, page: WatchedPage, at_once: bool, is_reloaded: bool
 ) -> None:
     """`at_once`: before the page has tried, a second later, to resume, which is refused."""
+    if at_once:
+        page.hold_retries()
     page.page.click(".tile >> nth=2")
     page.begin()
     page.page.click("#prompts >> text=the town in night")
@@ -179,8 +195,8 @@ def test_a_spectator_sees_the_world_and_steers_nothing(
     standin: StandIn, page: WatchedPage, context: BrowserContext
 ) -> None:
     page.begin()
-    page.page.click("#share")
-    page.page.wait_for_selector("#share >> text=Copied")
+    with page.passing(copied("share")):
+        page.page.click("#share")
     address = page.read("navigator.clipboard.readText()")
     page.wait("app.world.shown.chunkIndex >= 2")
     watching = WatchedPage(context, address)

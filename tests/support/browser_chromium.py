@@ -16,6 +16,9 @@ ARGUMENTS = [
     "--autoplay-policy=no-user-gesture-required",
 ]  # fmt: skip
 
+TIMEOUT_MS = 60_000
+"""Only ends a test that hangs."""
+
 VIEWPORT = {"viewport": {"width": 1280, "height": 800}}
 
 PICTURE = """() => {
@@ -30,7 +33,9 @@ PICTURE = """() => {
 @contextmanager
 def chromium() -> Iterator[Browser]:
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=EXECUTABLE, args=ARGUMENTS, headless=True)
+        browser = playwright.chromium.launch(
+            executable_path=EXECUTABLE, args=ARGUMENTS, headless=True, timeout=TIMEOUT_MS
+        )
         try:
             yield browser
         finally:
@@ -52,7 +57,7 @@ class WatchedPage:
             self.context = browser.new_context(**{**VIEWPORT, **context})
         self.page: Page = self.context.new_page()
         self.page.add_init_script(before)
-        self.page.set_default_timeout(20_000)
+        self.page.set_default_timeout(TIMEOUT_MS)
         self.complaints: list[str] = []
         self._url = url
         self.page.on("console", self._console)
@@ -84,11 +89,42 @@ class WatchedPage:
 
     def until(self, condition: Callable[[], Any]) -> None:
         """Let the page go on until something is true outside it."""
-        for _ in range(2000):
+        for _ in range(TIMEOUT_MS // 10):
             if condition():
                 return
             self.page.wait_for_timeout(10)
         raise AssertionError("the page did not get there")
+
+    @contextmanager
+    def passing(self, condition: str) -> Iterator[None]:
+        """Wait until what is done inside has made a JavaScript expression over `app` true, if only for a moment.
+
+        Who asks the page now and then may miss what it shows for a second: here every change of the document is seen.
+        """
+        self.page.evaluate(
+            f"""() => {{
+              window.hasPassed = false;
+              const look = () => (window.hasPassed ||= Boolean(((app) => {condition})(window.worldserve)));
+              const all = {{subtree: true, childList: true, characterData: true, attributes: true}};
+              new MutationObserver(look).observe(document, all);
+            }}"""
+        )
+        yield
+        self.page.wait_for_function("() => window.hasPassed")
+
+    def hold_retries(self) -> None:
+        """Let a lost link wait for the visitor: the page makes no first attempt of its own after a second."""
+        self.page.evaluate(
+            """() => {
+              const later = window.setTimeout;
+              window.setTimeout = (run, delayMs, ...more) => (delayMs === 1000 ? 0 : later(run, delayMs, ...more));
+            }"""
+        )
+
+    def resize(self, width: int, height: int) -> None:
+        """Give the window another size, and wait until the page has it."""
+        self.page.set_viewport_size({"width": width, "height": height})
+        self.page.wait_for_function(f"() => matchMedia('(width: {width}px) and (height: {height}px)').matches")
 
     def read(self, expression: str) -> Any:
         return self.page.evaluate(f"((app) => {expression})(window.worldserve)")
