@@ -8,6 +8,7 @@ replaced, because its sessions' state can't be known.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -358,4 +359,9 @@ class _Run:
 
 
 async def _end_on_exit(process: WorkerProcess, run: _Run) -> None:
-    run.end(describe_exit(await process.wait()))
+    """Note the exit of a process, but first let its socket be read to the end: there it may say why it leaves."""
+    returncode = await process.wait()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(EXIT_GRACE_S):
+            await run.over.wait()
+    run.end(describe_exit(returncode))

@@ -18,7 +18,10 @@ EXIT_REASONS = {4: "its device is lost", 5: "page-locked memory can't be unlocke
 """What the exit codes of `worldmodel/worker.py` mean that are sent no reason for."""
 
 EXIT_GRACE_S = 1.0
-"""How long a process that already closed its socket may take to exit before it is killed."""
+"""How long a process that already closed its socket may take to exit before it is killed.
+
+The other way round it is how long what an exited process left in its socket may take to be read.
+"""
 
 KEPT_ALLOCATION_BYTES = 32 * 1024 * 1024
 KEPT_HEAP_BYTES = 512 * 1024 * 1024
@@ -80,7 +83,8 @@ class WorkerProcess:
             async with asyncio.timeout(timeout_s):
                 await self._process.wait()
         except TimeoutError:
-            return False
+            # A loop that stood still finds the end of the time and that of the process in the same turn.
+            return self._process.returncode is not None
         return True
 
     async def leave(self, stop_timeout_s: float, *, ask: Callable[[], None] | None) -> None:

@@ -18,8 +18,10 @@ from pathlib import Path
 
 import pytest
 
+from server import worker_client
 from server.worker import CommittedTick, WorkerStatus
 from server.worker_client import WorkerClient, WorkerPolicy
+from server.worker_link import WorkerLink
 from server.worker_process import worker_environment
 from worldmodel.errors import LoadFailed, OutcomeUnknown, RequestRefused, TickRolledBack, WorkerUnavailable
 from worldmodel.messages import (
@@ -75,6 +77,11 @@ async def becomes_true(client: WorkerClient, condition: Callable[[], bool]) -> N
             changed.clear()
             await changed.wait()
     unsubscribe()
+
+
+def transport_of(link: WorkerLink) -> asyncio.Transport:
+    assert link._transport is not None
+    return link._transport
 
 
 def tick(prompt: str | None = None, *, index: int = 0, request: str = "r-1") -> Tick:
@@ -140,7 +147,7 @@ async def test_sigkill_in_mid_tick_fails_everything_pending_and_a_new_process_se
         await asyncio.sleep(0)
         assert before is not None
         os.kill(before, signal.SIGKILL)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             results = await asyncio.gather(*hanging, return_exceptions=True)
         assert [type(result) for result in results] == [WorkerUnavailable] * 3
         await reaches(client, WorkerStatus.READY)
@@ -150,8 +157,15 @@ async def test_sigkill_in_mid_tick_fails_everything_pending_and_a_new_process_se
         assert isinstance(await client.tick(tick()), CommittedTick)
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give an exit all the time that a busy machine needs."""
+    monkeypatch.setattr(worker_client, "EXIT_GRACE_S", 60.0)
+
+
+@pytest.mark.usefixtures("patient")
 async def test_the_reason_of_a_death_is_shown_while_no_worker_is_ready() -> None:
-    policy = WorkerPolicy(restart_backoff_s=60, max_restart_backoff_s=60)
+    policy = WorkerPolicy(restart_backoff_s=60, max_restart_backoff_s=60, stop_timeout_s=30)
     async with running(scripted(policy)) as client:
         with pytest.raises(WorkerUnavailable):
             await client.tick(tick("die"))
@@ -243,6 +257,31 @@ async def test_a_model_that_can_not_be_loaded_is_final() -> None:
     assert client.pid is None
 
 
+@pytest.mark.usefixtures("patient")
+async def test_what_a_process_said_is_read_although_its_exit_is_known_already() -> None:
+    client = scripted(load="fail")
+    links: list[WorkerLink] = []
+
+    def hold_back() -> None:
+        """Read nothing more than that the load has begun."""
+        if client._link is not None and not links and client.progress is not None and client.progress.fraction == 0.5:
+            links.append(client._link)
+            transport_of(client._link).pause_reading()
+
+    client.subscribe(hold_back)
+    await client.start()
+    await becomes_true(client, lambda: bool(links))
+    assert client._process is not None
+    await client._process.wait()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    transport_of(links[0]).resume_reading()
+    with pytest.raises(LoadFailed, match=r"lacks vae/config\.json"):
+        await client.wait_ready()
+    await client.stop()
+    assert client.generation == 1
+
+
 @pytest.mark.parametrize("start", [replace(START, checkpoint="\udcff"), replace(START, requested_sessions=2**70)])
 async def test_a_start_that_can_not_be_said_is_final(start: StartWorker) -> None:
     client = WorkerClient(start, FAST, module="tests.support.scripted_worker")
@@ -259,8 +298,9 @@ async def test_a_crash_while_loading_is_tried_again(tmp_path: Path) -> None:
         assert client.generation == 2
 
 
+@pytest.mark.usefixtures("patient")
 async def test_too_many_crashes_while_loading_are_final() -> None:
-    policy = WorkerPolicy(restart_backoff_s=0.01, max_restart_backoff_s=0.01, max_load_crashes=2)
+    policy = WorkerPolicy(restart_backoff_s=0.01, max_restart_backoff_s=0.01, max_load_crashes=2, stop_timeout_s=30)
     client = scripted(policy, load="crash")
     await client.start()
     with pytest.raises(LoadFailed, match=r"2 times in a row while loading.*exit code 7"):
