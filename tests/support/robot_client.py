@@ -16,7 +16,7 @@ from server.config import ModelSection
 from server.wire.robot_arrays import pack_message, unpack_message
 from server.worker import CommittedTick
 from tests.support.media_chunks import part_of
-from tests.support.server_client import ANSWER_TIMEOUT_S
+from tests.support.server_client import ANSWER_TIMEOUT_S, PATIENT
 from tests.support.server_scripted import Server, serving
 from tests.support.server_worker import ScriptedWorker, WorkerSession, model_info
 from worldmodel.errors import RequestRefused
@@ -132,6 +132,7 @@ class RobotSocket:
     async def open(cls, url: str, path: str = OPENPI, *, wait: bool = True, **options: Any) -> Self:
         """Connect; `url` is the server's http URL. With `wait` the config has been received."""
         address = url.replace("http://", "ws://") + path
+        options = {**PATIENT, **options}
         robot = cls(await connect(address, max_size=None, proxy=None, compression=None, **options))
         if wait:
             robot.config = await robot.receive()

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import pytest
 from websockets.exceptions import ConnectionClosed
 
+from server.app import create_app
 from server.config import LimitsSection, RobotSection, SessionSection
+from server.dialects.robot import RobotDialog
+from server.endpoint import BinaryFrame, Outbox
+from server.wire.robot_arrays import pack_message, unpack_message
+from server.wire.robot_messages import RobotForm
 from tests.support.robot_client import (
     OFFICIAL,
     OPENPI,
@@ -18,8 +24,11 @@ from tests.support.robot_client import (
     holding,
     number_of,
     observation,
+    robot_model,
     serving_robots,
 )
+from tests.support.server_client import fake_config
+from tests.support.virtual_time import now, run_virtual
 from worldmodel.errors import OutcomeUnknown, RequestRefused, TickRolledBack
 
 
@@ -131,19 +140,32 @@ async def test_an_idle_connection_is_closed_with_a_reason() -> None:
         assert (code, reason[:13]) == (1008, "idle_timeout:")
 
 
-async def test_a_client_that_waits_for_us_is_not_idle() -> None:
-    # Long enough for the request to come in time on a machine that is busy.
-    async with serving_robots(robot=RobotSection(idle_s=1.0)) as server:
-        robot = await server.connect()
-        server.worker.hold()
-        await robot.send(observation(1))
-        await holding(server)
-        async with asyncio.timeout(20):
-            for _ in range(20):
-                await (await robot.connection.ping())
-                await asyncio.sleep(0.06)
-        server.worker.release()
-        assert number_of(await robot.receive())[0] == 1
+async def next_reply(outbox: Outbox) -> Any:
+    frame = await outbox.get()
+    assert isinstance(frame, BinaryFrame)
+    return unpack_message(frame.build())
+
+
+def test_a_client_that_waits_for_us_is_not_idle() -> None:
+    async def main() -> None:
+        worker = RobotWorker()
+        app = create_app(fake_config(model=robot_model(), robot=RobotSection(idle_s=1.0)), worker=worker, clock=now)
+        async with app.router.lifespan_context(app):
+            outbox = Outbox()
+            dialog = RobotDialog(app.state.context, outbox, form=RobotForm.OPENPI, owner=None)
+            dialog.open()
+            await next_reply(outbox)
+            worker.hold()
+            await dialog.on_binary(pack_message(observation(1)))
+            await asyncio.sleep(100)
+            worker.release()
+            assert number_of(await next_reply(outbox))[0] == 1
+            answered_at = now()
+            assert "nothing was asked for 1 s" in error_text(await next_reply(outbox))
+            assert now() - answered_at == pytest.approx(1.0), "its time begins with the answer"
+            dialog.on_lost()
+
+    run_virtual(main())
 
 
 async def test_whoever_sends_a_message_above_the_cap_reads_why_the_connection_ends() -> None:

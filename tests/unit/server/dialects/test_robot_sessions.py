@@ -23,6 +23,7 @@ from tests.support.robot_client import (
     observation,
     serving_robots,
 )
+from tests.support.server_client import ANSWER_TIMEOUT_S
 from worldmodel.errors import OutcomeUnknown
 
 TOKEN = {"Authorization": "Api-Key one"}
@@ -33,7 +34,7 @@ ONE_SESSION: dict[str, Any] = {
 
 
 def rest_of(server: RobotServer) -> httpx.AsyncClient:
-    return httpx.AsyncClient(base_url=f"{server.url}v1/robot/sessions", trust_env=False)
+    return httpx.AsyncClient(base_url=f"{server.url}v1/robot/sessions", trust_env=False, timeout=ANSWER_TIMEOUT_S)
 
 
 async def test_connections_without_a_session_id_share_nothing() -> None:
