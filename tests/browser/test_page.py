@@ -29,7 +29,6 @@ H264 = """localStorage.setItem('worldserve.preferences', '{"format": "h264"}');"
 def open_world(browser: Browser, demo_url: str, *, before: str = "") -> WatchedPage:
     """A page with a running world. The demo names the image to begin with, so the page asks nothing."""
     page = WatchedPage(browser, demo_url, before=before)
-    page.page.set_default_timeout(60_000)
     page.wait_for_picture()
     return page
 
@@ -64,7 +63,7 @@ def test_a_world_plays_is_walked_through_and_is_watched(browser: Browser, demo_u
     forward = _picture_under(world, "w")
     assert difference(first, forward) > 0
     assert num_colours(forward) > 50
-    assert world.read("app.player.presentedFrames") > 12
+    world.wait("app.player.presentedFrames > 12")
     assert world.read("app.world.walk.place.z") > 0
     assert world.read("app.viewer.map.layout.starts.day.x") == 6
     watching = WatchedPage(browser, f"{demo_url}#watch={world.read('app.world.session.watch_token')}")
@@ -81,8 +80,8 @@ def test_a_new_prompt_is_confirmed_and_a_reload_goes_on(browser: Browser, demo_u
     """Through WebCodecs; the test above plays through a media source."""
     world = open_world(browser, demo_url, before=H264)
     assert world.read("app.world.session.format") == "h264"
-    world.page.click("#prompts >> text=the town in night")
-    world.page.wait_for_selector(".field.pending")
+    with world.passing("document.querySelector('.field.pending') !== null"):
+        world.page.click("#prompts >> text=the town in night")
     world.page.wait_for_selector(".field:not(.pending)")
     assert num_colours(world.picture()) > 50
     before = world.read("({...app.world.bookmark, epoch: app.world.epoch})")

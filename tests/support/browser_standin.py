@@ -168,7 +168,7 @@ class StandIn:
     def __exit__(self, *exc: object) -> None:
         self._server.should_exit = True
         self._server.force_exit = True
-        self._thread.join(timeout=10)
+        self._thread.join(timeout=60)
         self._listener.close()
 
     def _serve(self) -> None:
