@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -16,8 +15,11 @@ import zipfile
 from collections.abc import Iterator
 from email.parser import BytesParser
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
+
+from tests.support.listening import address_in
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = frozenset({"server", "worldmodel", "kvcache", "offload", "clients"})
@@ -141,22 +143,22 @@ def test_the_command_and_the_health_check_of_the_image_work_from_the_wheel(
     shutil.copytree(ROOT / "configs", tmp_path / "etc")
     command = json.loads(instruction("ENTRYPOINT")) + json.loads(instruction("CMD"))
     command = [part.replace("/etc/worldserve", str(tmp_path / "etc")) for part in command]
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
     check = instruction("HEALTHCHECK").partition(" CMD ")[2]
-    environment = {"PATH": f"{programs}:{os.defpath}", "HOME": str(tmp_path), "WORLDSERVE_SERVER_PORT": port, **TINY}
+    environment = {"PATH": f"{programs}:{os.defpath}", "HOME": str(tmp_path), "WORLDSERVE_SERVER_PORT": "0", **TINY}
     log = tmp_path / "server.log"
     with log.open("wb") as output:
         server = subprocess.Popen(
             [str(programs / command[0]), *command[1:]], stdout=output, stderr=output, env=environment, cwd=tmp_path
         )
     try:
+        address = address_in(log, server)
+        environment["WORLDSERVE_SERVER_PORT"] = str(urlsplit(address).port)
         for _ in range(300):
             healthy = subprocess.run(check, shell=True, env=environment, capture_output=True, check=False)
             if healthy.returncode == 0 or server.poll() is not None:
                 break
         assert healthy.returncode == 0, log.read_text()
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/static/main.js", timeout=10) as answer:
+        with urllib.request.urlopen(f"{address}static/main.js", timeout=60) as answer:
             assert answer.read() == wheel.read("clients/browser/main.js")
     finally:
         server.terminate()

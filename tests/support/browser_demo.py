@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -13,29 +12,31 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.support.listening import address_in
+
 READY_WITHIN_S = 180.0
+RESUME_S = 120
+"""A reload of the page takes a while on a busy machine."""
 
 
 @contextmanager
 def demo_server(log: Path, *, wait: bool = True) -> Iterator[str]:
     """Address of the demo server. `wait`: until its model is ready; else until it answers."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     command = "import sys; from server.cli import main; sys.exit(main())"
     with log.open("wb") as output:
         server = subprocess.Popen(
-            [sys.executable, "-c", command, "demo", "--no-browser", "--port", str(port)],
+            [sys.executable, "-c", command, "demo", "--no-browser", "--port", "0", "--session.resume-s", str(RESUME_S)],
             stdout=output,
             stderr=subprocess.STDOUT,
             env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
         )
-    url = f"http://127.0.0.1:{port}/"
     try:
+        url = address_in(log, server)
         _wait_for(f"{url}{'readyz' if wait else 'healthz'}", server, log)
         yield url
     finally:
         server.terminate()
-        server.wait(timeout=30)
+        server.wait(timeout=60)
 
 
 def _wait_for(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
