@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,7 +27,11 @@ from server.wire.messages import (
     WireModel,
 )
 
+logger = logging.getLogger(__name__)
+
 DEFAULT_PATH = "/v1/world"
+UNKNOWN_TYPE = "union_tag_invalid"
+"""What pydantic calls the error of a message whose `type` is none of ours."""
 _SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
 
 
@@ -177,22 +182,30 @@ class Link:
             raise LinkLost("the connection is closed") from error
 
     async def receive(self) -> ServerMessage | tuple[ChunkHeader, bytes] | LinkClosed:
-        """Return the next message, the next chunk with its payload, or how the connection ended."""
-        try:
-            frame = await self._connection.recv()
-        except ConnectionClosed as error:
-            return LinkClosed(
-                code=error.rcvd.code if error.rcvd else 1006, reason=error.rcvd.reason if error.rcvd else ""
-            )
-        try:
-            if isinstance(frame, str):
-                return SERVER_MESSAGE.validate_json(frame)
-            header, payload = unpack_chunk(frame)
-            return header, bytes(payload)
-        except ValidationError as error:
-            raise BadServerMessage(f"a message does not fit the protocol: {error.errors()[0]['msg']}") from error
-        except BinaryFrameError as error:
-            raise BadServerMessage(str(error)) from error
+        """Return the next message, the next chunk with its payload, or how the connection ended.
+
+        Types and fields that this client does not know are passed over: later servers may add some.
+        """
+        while True:
+            try:
+                frame = await self._connection.recv()
+            except ConnectionClosed as error:
+                return LinkClosed(
+                    code=error.rcvd.code if error.rcvd else 1006, reason=error.rcvd.reason if error.rcvd else ""
+                )
+            try:
+                if isinstance(frame, str):
+                    return SERVER_MESSAGE.validate_json(frame, extra="ignore")
+                header, payload = unpack_chunk(frame, ignore_unknown=True)
+                return header, bytes(payload)
+            except ValidationError as error:
+                if error.errors()[0]["type"] != UNKNOWN_TYPE:
+                    raise BadServerMessage(
+                        f"a message does not fit the protocol: {error.errors()[0]['msg']}"
+                    ) from error
+                logger.debug("a message of a type that this client does not know: %s", frame)
+            except BinaryFrameError as error:
+                raise BadServerMessage(str(error)) from error
 
     async def close(self) -> None:
         await self._connection.close()

@@ -59,7 +59,7 @@ def _read_info(url: str, token: str | None) -> ServerInfo:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
         raise ConnectFailed(f"{url} could not be read: {reason}") from error
     try:
-        return ServerInfo.model_validate_json(body)
+        return ServerInfo.model_validate_json(body, extra="ignore")
     except ValidationError as error:
         raise BadServerMessage(f"{url} is no worldserve information: {error}") from error
 
@@ -67,7 +67,7 @@ def _read_info(url: str, token: str | None) -> ServerInfo:
 def _refusal(error: urllib.error.HTTPError) -> str:
     """Return the server's own words where there are some."""
     try:
-        said = RestError.model_validate_json(error.read()).error
+        said = RestError.model_validate_json(error.read(), extra="ignore").error
     except ValidationError:
         return str(error)
     return f"HTTP {error.code}: {said.code}: {said.message}"

@@ -26,9 +26,10 @@ def pack_chunk(header: ChunkHeader, payload: bytes | memoryview) -> bytes:
     return b"".join((_LENGTH.pack(len(text)), text, payload))
 
 
-def unpack_chunk(frame: bytes) -> tuple[ChunkHeader, memoryview]:
+def unpack_chunk(frame: bytes, *, ignore_unknown: bool = False) -> tuple[ChunkHeader, memoryview]:
     """Split a frame into its header and a view of its payload.
 
+    `ignore_unknown`: a field of the header that this version does not know is no error, as clients have to see it.
     Raises `BinaryFrameError` for a truncated frame, an oversized header or a header that is no `ChunkHeader`.
     """
     if len(frame) < _LENGTH.size:
@@ -40,7 +41,7 @@ def unpack_chunk(frame: bytes) -> tuple[ChunkHeader, memoryview]:
     if len(frame) < end:
         raise BinaryFrameError(f"binary frame of {len(frame)} bytes: its header alone needs {end}")
     try:
-        header = ChunkHeader.model_validate_json(frame[_LENGTH.size : end])
+        header = ChunkHeader.model_validate_json(frame[_LENGTH.size : end], extra="ignore" if ignore_unknown else None)
     except ValidationError as error:
         raise BinaryFrameError(f"bad chunk header: {error.errors()[0]['msg']}") from error
     return header, memoryview(frame)[end:]

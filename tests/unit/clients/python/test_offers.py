@@ -16,7 +16,11 @@ SAID = b'{"error": {"code": "unauthorized", "message": "this server wants a toke
 
 @pytest.mark.parametrize(
     ("body", "expected"),
-    [(SAID, "HTTP 401: unauthorized: this server wants a token"), (b"<html>", "HTTP Error 401: Unauthorized")],
+    [
+        (SAID, "HTTP 401: unauthorized: this server wants a token"),
+        (SAID.replace(b"{", b'{"later": 1, '), "HTTP 401: unauthorized: this server wants a token"),
+        (b"<html>", "HTTP Error 401: Unauthorized"),
+    ],
 )
 async def test_a_refusal_has_the_servers_own_words(body: bytes, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:

@@ -86,6 +86,25 @@ async def test_chunks_come_with_gaps_until_the_session_is_closed() -> None:
     assert server.told == [{"type": "session.watch", "protocol": 1, "watch_token": "w-1"}]
 
 
+async def of_a_later_server(connection: ServerConnection) -> None:
+    """Say types and fields that protocol 1 does not have yet, before the answer and behind it."""
+    later = {"later": {"a": 1}}
+    header = {"type": "chunk", "kind": "media", "session_id": "s-1", "epoch": 0, "run": 0, "chunk_index": 3}
+    text = json.dumps({**header, "timescale": 12000, "num_frames": 12, **later}).encode()
+    await connection.send(json.dumps({"type": "session.greeting", **later}))
+    await connection.send(json.dumps({**WATCHING.model_dump(), **later}))
+    await connection.send(json.dumps({"type": "session.weather", "sky": "blue"}))
+    await connection.send(len(text).to_bytes(4, "big") + text + b"media")
+    await connection.send(json.dumps({"type": "session.closed", "session_id": "s-1", "reason": "sleepy", **later}))
+
+
+async def test_types_and_fields_that_later_servers_add_are_passed_over() -> None:
+    async with scripted(of_a_later_server) as server, Spectator(server.url, watch_token="w") as spectator:
+        assert [(chunk.chunk_index, chunk.payload) async for chunk in spectator.chunks()] == [(3, b"media")]
+        assert spectator.session == WATCHING
+        assert spectator.state is wire.SessionState.CLOSED
+
+
 async def test_the_state_is_that_of_the_story_so_far() -> None:
     async with scripted(whole_story) as server, Spectator(server.url, session_id="s-1") as spectator:
         seen = [(chunk.chunk_index, spectator.state) async for chunk in spectator.chunks()]

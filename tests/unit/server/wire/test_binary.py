@@ -48,3 +48,11 @@ def test_the_layout_is_length_header_payload() -> None:
 def test_what_is_no_frame_is_refused(frame: bytes) -> None:
     with pytest.raises(BinaryFrameError):
         unpack_chunk(frame)
+
+
+def test_a_reader_may_pass_over_what_it_does_not_know() -> None:
+    text = json.dumps({**HEADER.model_dump(exclude_none=True), "later": {"a": 1}}).encode()
+    frame = struct.pack(">I", len(text)) + text
+    with pytest.raises(BinaryFrameError, match="Extra inputs"):
+        unpack_chunk(frame)
+    assert unpack_chunk(frame, ignore_unknown=True)[0] == HEADER
