@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from clients.python import Chunk, Receipt, WorldClient
+from clients.python import Applied, Chunk, Receipt, WorldClient
 from server.config import ServerConfig
 from server.config_reading import load_config
 from server.generate import GenerateJob, GenerateStep, generate
@@ -72,6 +72,22 @@ class Watched:
             if len(self.chunks) == wanted:
                 return
         raise AssertionError(f"the session ended after {len(self.chunks)} chunks, {wanted} were expected")
+
+    async def take_until(self, *, chunk_index: int, run: int = 0) -> None:
+        """Take chunks up to this one; those of the run before it may still come first."""
+        while not self.chunks or (self.chunks[-1].run, self.chunks[-1].chunk_index) < (run, chunk_index):
+            await self.take(1)
+
+    async def take_through(self, receipt: Receipt, num_more_chunks: int = 0) -> Applied:
+        """Take chunks up to the one in which an event acts, and some more; returns where it acts.
+
+        The client hears of that when the chunk arrives, while others may still wait here to be taken.
+        """
+        while not receipt.applied.done():
+            await self.take(1)
+        applied = await receipt.applied
+        await self.take_until(run=applied.run, chunk_index=applied.chunk_index + num_more_chunks)
+        return applied
 
     @property
     def applied(self) -> list[list[int]]:
