@@ -33,6 +33,8 @@ from tests.support.server_process import ROOT, ServerProcess, running_configurat
 from tests.support.silent_relay import silent_relay
 
 GAME_CHUNKS = 3
+PING_MS = "500"
+"""A link on which nothing comes for twice as long is silent."""
 
 CONFIG = """\
 [model]
@@ -317,9 +319,11 @@ async def test_game_clients_see_steer_and_resume(server: ServerProcess, tmp_path
             said = await tool.run(address, "a town", "start", format, "7", str(GAME_CHUNKS))
             assert said == [*chunks, "applied 0", "resumed 2", "closed client"], tool.name
         async with silent_relay(address, silenced_by="session.event") as relayed:
-            said = await tool.run(relayed, "a town", "start", "rgb24", "7", str(GAME_CHUNKS), "100")
+            said = await tool.run(relayed, "a town", "start", "rgb24", "7", str(GAME_CHUNKS), PING_MS)
             assert said[:GAME_CHUNKS] == wanted["rgb24"], tool.name
-            assert {"applied 0", "resumed 3", "closed client"} <= set(said), tool.name
+            assert {"applied 0", "closed client"} <= set(said), tool.name
+            # Epoch 1 fell silent and epoch 2 was dropped, or a later one where a busy machine was silent for so long.
+            assert max(int(line.split()[1]) for line in said if line.startswith("resumed ")) >= 3, tool.name
 
 
 # ---------------------------------------------------------------- the page about clients
