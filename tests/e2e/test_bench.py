@@ -46,7 +46,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 def test_a_server_of_its_own_beside_the_model_alone(tmp_path: Path):
     config = tmp_path / "fake.toml"
-    config.write_text(CONFIG.format(capacity=2, chunk_ms=5, load_ms=0), encoding="utf-8")
+    # Long enough that keys are pressed in time where the client is held up at first.
+    config.write_text(CONFIG.format(capacity=2, chunk_ms=20, load_ms=0), encoding="utf-8")
     files = ("--json", tmp_path / "r.json", "--plot", tmp_path / "r.svg")
     done = bench("--config", config, "--in-process", "--sessions", 2, "--chunks", 17, "--events-per-second", 50, *files)
     assert done.returncode == 0, done.stderr
