@@ -123,9 +123,14 @@ async def _fill_all_places(demo: DemoProcess) -> None:
 
 
 async def _until_empty(demo: DemoProcess) -> None:
-    """Wait until no session is left; the time-out only ends a test that hangs."""
+    """Wait until no session and no connection is left; the time-out only ends a test that hangs."""
+
+    def is_empty() -> bool:
+        metrics = demo.metrics()
+        return metrics["worldserve_resident_sessions"] == metrics["worldserve_connections"] == 0
+
     async with asyncio.timeout(60):
-        while demo.metrics()["worldserve_resident_sessions"]:  # noqa: ASYNC110
+        while not is_empty():  # noqa: ASYNC110
             await asyncio.sleep(0.2)
 
 

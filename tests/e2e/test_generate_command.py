@@ -63,7 +63,7 @@ def test_a_signal_leaves_no_half_clip_and_no_worker(tmp_path: Path, number: sign
     workers = psutil.Process(process.pid).children(recursive=True)
     assert workers
     process.send_signal(number)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=100)
     assert process.returncode == code
     assert "Traceback" not in errors
     assert list(folder.iterdir()) == []
@@ -78,7 +78,7 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
 
     process = command(tmp_path, "--frames", "249", "--out", str(folder / "x.mp4"), before=few_bytes)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=100)
     assert process.returncode == 1
     assert errors.splitlines()[-1].startswith("worldserve: ")
     assert "x.mp4" in errors.splitlines()[-1]

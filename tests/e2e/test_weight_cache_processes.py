@@ -54,7 +54,7 @@ def start(cases: list[dict[str, Any]]) -> subprocess.Popen[str]:
 def run(cases: list[dict[str, Any]]) -> list[list[int]]:
     """Return the exit codes of every case: 0 found, 1 built, 3 refused, negative for a signal."""
     with start(cases) as program:
-        out, _ = program.communicate(timeout=60)
+        out, _ = program.communicate(timeout=100)
     results: list[list[int]] = json.loads(out)
     return results
 
