@@ -69,9 +69,13 @@ async def test_keys_by_script_and_by_interaction(gated: Server) -> None:
 
 
 async def test_an_interaction_before_video_start_waits_for_it(server: Server) -> None:
+    server.worker.hold()
     socket = await connect(server)
     await socket.send_start(num_frames=33)
     await socket.interact({"prompt": "rain"}, "early")
+    await socket.send("session.ping")
+    await socket.expect("session.pong")
+    server.worker.release()
     await socket.expect("video.start")
     await socket.expect("session.interaction.queued", event_id="early")
     await socket.expect("session.done")

@@ -7,6 +7,7 @@ from typing import Any
 
 from websockets.exceptions import ConnectionClosed
 
+from server.config import ServerSection
 from tests.support.server_client import WorldSocket, image_field
 from tests.support.server_scripted import Server, serving
 from tests.support.server_worker import ScriptedWorker, model_info
@@ -42,13 +43,17 @@ def assert_all_answered(socket: WorldSocket) -> None:
     assert sorted(dropped + applied) == sorted(queued)
 
 
+PATIENT = ServerSection(shutdown_s=120.0)
+"""A quarter of it is the time for a client to answer a close."""
+
+
 async def stop(server: Server) -> None:
     """Leave the sockets to the server."""
     server.stack.pop_all()
 
 
 async def test_every_session_is_told_before_its_socket_is_closed() -> None:
-    async with serving(ScriptedWorker(model_info(capacity_sessions=3))) as server:
+    async with serving(ScriptedWorker(model_info(capacity_sessions=3)), server=PATIENT) as server:
         sockets = [await server.connect() for _ in range(3)]
         started = [await socket.start() for socket in sockets]
         await server.pause(sockets[0])
@@ -63,7 +68,7 @@ async def test_every_session_is_told_before_its_socket_is_closed() -> None:
 
 
 async def test_the_events_of_the_chunk_under_way_are_answered() -> None:
-    async with serving() as server:
+    async with serving(server=PATIENT) as server:
         socket = await server.connect()
         started = await socket.start(pacing="free")
         await server.pause(socket)
@@ -80,7 +85,7 @@ async def test_the_events_of_the_chunk_under_way_are_answered() -> None:
 
 
 async def test_a_client_that_is_sending_gets_the_reason_too() -> None:
-    async with serving(ScriptedWorker(model_info(capacity_sessions=3))) as server:
+    async with serving(ScriptedWorker(model_info(capacity_sessions=3)), server=PATIENT) as server:
         sockets = [await server.connect() for _ in range(3)]
         started = [await socket.start(pacing="free") for socket in sockets]
         senders = [asyncio.create_task(send_events(socket, first=0)) for socket in sockets]
@@ -94,7 +99,7 @@ async def test_a_client_that_is_sending_gets_the_reason_too() -> None:
 
 
 async def test_who_waits_for_a_place_and_who_has_not_begun_is_sent_away() -> None:
-    async with serving(ScriptedWorker(model_info(capacity_sessions=1))) as server:
+    async with serving(ScriptedWorker(model_info(capacity_sessions=1)), server=PATIENT) as server:
         first, waiting, silent = [await server.connect() for _ in range(3)]
         await first.start()
         await waiting.send("session.start", protocol=1, prompt="", image=image_field())
@@ -102,7 +107,7 @@ async def test_who_waits_for_a_place_and_who_has_not_begun_is_sent_away() -> Non
         await stop(server)
     assert await waiting.closed() == 1012
     assert waiting.messages[-1]["code"] == "shutting_down"
-    assert await silent.closed() == 1012
+    assert [await silent.closed(), await first.closed()] == [1012, 1012]
 
 
 async def test_nothing_is_started_once_the_server_stops() -> None:
