@@ -19,7 +19,8 @@ from PIL import Image
 from server.app import create_app, start_message
 from server.config import KVCacheSection, ModelSection, ServerConfig, WorkerSection
 from server.context import ServerContext
-from server.worker_client import WorkerClient, WorkerPolicy
+from server.worker_client import WorkerPolicy
+from tests.support.held_worker import HeldWorker
 from tests.support.omni_client import OmniSocket, camera, image_reference, velocity
 from tests.support.server_client import WorldSocket, image_field, running
 
@@ -32,17 +33,18 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 @asynccontextmanager
 async def serving(config: ServerConfig, *, module: str = "worldmodel.worker") -> AsyncIterator[Served]:
     """Run a server here and its worker, `python -m MODULE`, in a process of its own."""
-    worker = WorkerClient(start_message(config), WorkerPolicy.from_config(config), module=module)
+    worker = HeldWorker(start_message(config), WorkerPolicy.from_config(config), module=module)
     app = create_app(config, worker=worker)
     async with running(app, config) as url:
         await worker.wait_ready()
-        yield Served(url=url, context=app.state.context)
+        yield Served(url=url, context=app.state.context, worker=worker)
 
 
 @dataclass(frozen=True)
 class Served:
     url: str
     context: ServerContext
+    worker: HeldWorker
 
     async def until_empty(self) -> None:
         """Wait until no session holds a place and all pages are free; the time-out only ends a test that hangs."""
@@ -107,8 +109,8 @@ async def omni_video(server: Served, **fields: Any) -> bytes:
 async def world_video(server: Served, control: dict[str, Any]) -> bytes:
     """Return the same of the `world` dialect, with a control in the first chunk."""
     async with await WorldSocket.open(server.url) as socket:
-        await socket.send("session.start", protocol=1, prompt="a town", image=image_field(), seed=5, pacing="free")
-        await socket.send("session.event", event_id=0, controls=[control])
+        start = {"prompt": "a town", "image": image_field(), "seed": 5, "pacing": "free"}
+        await server.worker.start_with(socket, start, {"event_id": 0, "controls": [control]})
         await socket.expect("session.started")
         for _ in range(3):
             await socket.media()
@@ -167,10 +169,15 @@ async def _until_started(socket: OmniSocket, event_id: str) -> None:
 async def test_clients_take_turns_and_a_camera_moves_the_picture(fake: Served) -> None:
     async with await OmniSocket.open(fake.url) as first, await OmniSocket.open(fake.url) as second:
         start = {"num_frames": NUM_FRAMES, "seed": 5, "image_reference": image_reference(slope())}
-        await first.start(**start)
+        # Its third chunk waits until the second client is in the line.
+        await first.start(**start, streaming_buffer_seconds=1.25)
         await second.send_start(**start)
         await second.interact(camera(velocity(0.3, 0.0, 0.0)), "right")
         await second.expect("session.queued", position=1)
+        await first.media()
+        await first.send("session.ping")
+        await first.expect("session.pong")
+        await first.send("session.playback", position_seconds=0)
         assert (await first.expect("session.done"))["chunks"] == 3
         await second.expect("video.start")
         await second.expect("session.interaction.queued", event_id="right")

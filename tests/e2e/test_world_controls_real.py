@@ -23,8 +23,8 @@ from server.config import KVCacheSection, ModelSection, ServerConfig, SessionSec
 from server.generate import GenerateJob, GenerateStep, generate, script_steps
 from server.key_script import parse_key_script
 from server.uploads import decode_image
-from server.worker import Worker
-from server.worker_client import WorkerClient, WorkerPolicy
+from server.worker_client import WorkerPolicy
+from tests.support.held_worker import HeldWorker
 from tests.support.lingbot_checkpoint import golden_prompt, write_case_files, write_golden_checkpoint
 from tests.support.lingbot_golden import manifest, tensors
 from tests.support.server_client import Chunk, WorldSocket, image_field, running
@@ -54,7 +54,7 @@ class Served:
     """A server of the golden model. `root` has the camera folders, among them `paths/case` with the start image."""
 
     url: str
-    worker: Worker
+    worker: HeldWorker
     config: ServerConfig
     root: Path
 
@@ -67,12 +67,17 @@ class Served:
         start = {"prompt": golden_prompt(), "image": image_field(self.image_file), "seed": SEED}
         chunks: list[Chunk] = []
         async with await WorldSocket.open(self.url) as socket:
-            await socket.send("session.start", protocol=1, format=format, **start)
+            parts = [
+                {"event_id": event_id, "prompt": prompt, "controls": controls or None}
+                for event_id, (prompt, controls) in sent.items()
+            ]
+            events = [{key: it for key, it in each.items() if it is not None} for each in parts]
+            at_once, later = ([], events) if after_chunks else (events, [])
+            await self.worker.start_with(socket, {"format": format, **start}, *at_once)
             for _ in range(after_chunks):
                 chunks.append(await socket.media())
-            for event_id, (prompt, controls) in sent.items():
-                parts = {"prompt": prompt, "controls": controls}
-                await socket.send("session.event", event_id=event_id, **{key: it for key, it in parts.items() if it})
+            for event in later:
+                await socket.send("session.event", **event)
             while len(chunks) < NUM_CHUNKS or any(event_id not in Steered(chunks).applied for event_id in sent):
                 chunks.append(await socket.media())
             chunks.append(await socket.media())
@@ -174,7 +179,7 @@ async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serv
         worker=WorkerSection(cpu_threads=1),
         kvcache=KVCacheSection(requested_sessions=1),
     )
-    worker = WorkerClient(start_message(config), WorkerPolicy.from_config(config), module=WORKER)
+    worker = HeldWorker(start_message(config), WorkerPolicy.from_config(config), module=WORKER)
     async with running(create_app(config, worker=worker), config) as url:
         await worker.wait_ready()
         yield Served(url=url, worker=worker, config=config, root=root)
