@@ -6,13 +6,17 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
+
+from offload import host_registration
+
 INVALID, NOT_SUPPORTED = 1, 801
 
 
 class FakeCudaRuntime:
     """Knows what is locked. `refuse_register` and `refuse_unregister` hold the numbers of the calls that fail, from 0.
 
-    `is_blind`: the runtime reports success, but knows no memory as locked. `hang`: calls wait for `resume`.
+    `is_blind`: the runtime reports success, but knows no memory as locked. While `resume` is not set calls wait for it.
     """
 
     def __init__(self) -> None:
@@ -22,12 +26,14 @@ class FakeCudaRuntime:
         self.refuse_register: set[int] = set()
         self.refuse_unregister: set[int] = set()
         self.is_blind = False
+        self.asked = threading.Event()
         self.resume = threading.Event()
         self.resume.set()
         self._num_registers = 0
         self._num_unregisters = 0
 
     def register(self, address: int, num_bytes: int, *, is_read_only: bool) -> int:
+        self.asked.set()
         self.resume.wait()
         number, self._num_registers = self._num_registers, self._num_registers + 1
         self.calls.append(("register", address, num_bytes))
@@ -50,6 +56,18 @@ class FakeCudaRuntime:
 
     def error_text(self, code: int) -> str:
         return f"CUDA error {code}"
+
+
+def hang_in_the_driver(runtime: FakeCudaRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the driver hang, and no attempt waited for, however short, before its thread is inside the driver."""
+    runtime.resume.clear()
+    start = host_registration._Attempt.start
+
+    def start_and_ask(attempt: host_registration._Attempt) -> None:
+        start(attempt)
+        runtime.asked.wait()
+
+    monkeypatch.setattr(host_registration._Attempt, "start", start_and_ask)
 
 
 class RecordingQueue:

@@ -12,7 +12,7 @@ from offload.errors import OffloadError, RegistrationFailed, RollbackFailed
 from offload.host_registration import EXIT_STUCK, PAGE_BYTES, RegistrationLimits, page_ranges, register_pages
 from offload.host_weights import HostPiece
 from offload.mapped_memory import MappedMemory
-from tests.support.offload_cuda import FakeCudaRuntime
+from tests.support.offload_cuda import FakeCudaRuntime, hang_in_the_driver
 
 NO_LIMITS = RegistrationLimits()
 
@@ -149,10 +149,10 @@ def test_closing_unlocks_what_it_can_and_closing_again_the_rest(memory: MappedMe
 
 
 def test_a_driver_that_hangs_is_given_up_and_undone_when_it_answers(
-    memory: MappedMemory, caplog: pytest.LogCaptureFixture
+    memory: MappedMemory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     runtime = FakeCudaRuntime()
-    runtime.resume.clear()
+    hang_in_the_driver(runtime, monkeypatch)
 
     with pytest.raises(RegistrationFailed, match="has not page-locked"):
         register_pages(runtime, three_ranges(memory), RegistrationLimits(timeout_s=0.0))
@@ -200,7 +200,7 @@ def test_what_a_late_driver_does_not_unlock_stays_mapped_and_ends_the_process(
 ) -> None:
     """Also where its late answer was no success, so that the rollback is the thread's."""
     runtime = FakeCudaRuntime()
-    runtime.resume.clear()
+    hang_in_the_driver(runtime, monkeypatch)
     runtime.refuse_unregister = {0}
     runtime.is_blind = "nothing" in trouble
     if trouble == "breaks":
@@ -226,7 +226,7 @@ def test_who_says_nothing_else_has_the_process_ended_and_the_reason_logged(
     memory: MappedMemory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     runtime = FakeCudaRuntime()
-    runtime.resume.clear()
+    hang_in_the_driver(runtime, monkeypatch)
     runtime.refuse_unregister = {0}
     codes: list[int] = []
     monkeypatch.setattr("offload.host_registration.os._exit", codes.append)

@@ -27,7 +27,7 @@ from offload.streamed_model import (
     map_files,
     stream_model,
 )
-from tests.support.offload_cuda import FakeCudaRuntime
+from tests.support.offload_cuda import FakeCudaRuntime, hang_in_the_driver
 
 CPU = torch.device("cpu")
 NUM_LAYERS = 6
@@ -250,9 +250,9 @@ def test_a_rollback_that_fails_is_never_replaced_by_staging() -> None:
         stream_model(layers, residency, make_ordinary(layers, residency), wish, CPU, runtime)
 
 
-def test_a_late_driver_that_unlocks_nothing_ends_a_worker_that_stages_by_then() -> None:
+def test_a_late_driver_that_unlocks_nothing_ends_a_worker_that_stages_by_then(monkeypatch: pytest.MonkeyPatch) -> None:
     layers, residency, runtime = Layers(), plan(0), FakeCudaRuntime()
-    runtime.resume.clear()
+    hang_in_the_driver(runtime, monkeypatch)
     runtime.refuse_unregister = {0}
     told: list[RollbackFailed] = []
     limits = RegistrationLimits(timeout_s=0.0)
