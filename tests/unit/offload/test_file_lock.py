@@ -14,7 +14,16 @@ from offload.file_lock import FileLock
 def test_a_lock_that_is_free_is_had_at_once_and_can_be_had_again(tmp_path: Path) -> None:
     for _ in range(2):
         with FileLock.take(tmp_path / "lock", is_shared=False, timeout_s=0.0) as lock:
+            assert num_open(tmp_path / "lock") == 1
             lock.release()
+        assert num_open(tmp_path / "lock") == 0
+
+
+def num_open(file: Path) -> int:
+    """Count how often this process has a file open."""
+    descriptors = [Path("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
+    # The folder itself was open while it was listed.
+    return sum(each.is_symlink() and each.readlink() == file for each in descriptors)
 
 
 def test_the_wait_is_bounded_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,7 +35,6 @@ def test_the_wait_is_bounded_and_told(tmp_path: Path, monkeypatch: pytest.Monkey
         raise BlockingIOError(11, "held")
 
     monkeypatch.setattr("offload.file_lock.fcntl.lockf", held)
-    num_open = len(os.listdir("/proc/self/fd"))
     with pytest.raises(CacheBusy, match=r"lock is held by another process for more than 60 s"):
         FileLock.take(
             tmp_path / "lock",
@@ -38,7 +46,7 @@ def test_the_wait_is_bounded_and_told(tmp_path: Path, monkeypatch: pytest.Monkey
         )
     assert len(waits) == 3
     assert told == [f"waiting for lock, held by another process; {left} s are left" for left in (60, 30)]
-    assert len(os.listdir("/proc/self/fd")) == num_open
+    assert num_open(tmp_path / "lock") == 0
 
 
 def test_a_lock_the_system_refuses_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
