@@ -253,7 +253,8 @@ async def soak(num_verbs_asked: int, seed: int, folder: Path) -> Verbs:
             assert len(asyncio.all_tasks()) <= tasks_before + 3 + num_readers(), (
                 "only scheduler and both tables' timers are left"
             )
-            assert num_open_files() == files_before
+            # What is of earlier tests may be closed meanwhile.
+            assert num_open_files() <= files_before
             verbs["fault disk refused a write"] = disk.num_refusals
             verbs["(ticks done)"] = worker.num_ticks[Fate.DONE]
     return verbs
