@@ -86,17 +86,44 @@ async def test_a_refused_start_is_the_whole_error(server: StandinServer) -> None
 
 
 async def test_a_server_that_stops_making_chunks_is_given_up(server: StandinServer) -> None:
+    """The time for a chunk is short from the third one on; before that it has as much as a busy machine needs."""
     server.behaviour.max_chunks = 3
-    (session,) = await make_driver(server, make_job(chunk_timeout_s=1.0)).run()
+    counted = []
+
+    def on_chunk() -> None:
+        counted.append(1)
+        if len(counted) == 3:
+            driver._job = make_job(chunk_timeout_s=0.05)
+
+    driver = Driver(make_job(), server.url, Beginning(image="day", prompt="a town"), on_chunk=on_chunk)
+    (session,) = await driver.run()
     assert len(session.chunks) == 3
-    assert session.ended == "session 0 ended after 3 chunks: no chunk came for 1 s"
+    assert session.ended == "session 0 ended after 3 chunks: no chunk came for 0.05 s"
 
 
-async def test_the_time_limit_ends_the_run(server: StandinServer) -> None:
+async def test_the_time_limit_ends_the_run(server: StandinServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is over as soon as there are two chunks."""
     server.behaviour.max_chunks = 2
-    (session,) = await make_driver(server, make_job(time_limit_s=2.5)).run()
+    loop, timeout_at = asyncio.get_running_loop(), asyncio.timeout_at
+    began_s, limits, counted = loop.time(), list[asyncio.Timeout](), []
+
+    def note_first(when_s: float) -> asyncio.Timeout:
+        limit = timeout_at(when_s)
+        if not limits:
+            assert began_s + 60.0 <= when_s <= loop.time() + 60.0
+            limits.append(limit)
+        return limit
+
+    def on_chunk() -> None:
+        counted.append(1)
+        if len(counted) == 2:
+            limits[0].reschedule(loop.time())
+
+    monkeypatch.setattr("clients.bench.driver.asyncio.timeout_at", note_first)
+    job = make_job(time_limit_s=60.0)
+    (session,) = await Driver(job, server.url, Beginning(image="day", prompt="a town"), on_chunk=on_chunk).run()
     assert len(session.chunks) == 2
-    assert session.ended == "the time limit of 2.5 s was reached"
+    assert session.ended == "the time limit of 60 s was reached"
 
 
 async def test_no_chunk_is_an_error(server: StandinServer) -> None:

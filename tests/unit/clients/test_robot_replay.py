@@ -192,8 +192,10 @@ def test_a_server_of_another_kind_is_one_line(capsys: pytest.CaptureFixture[str]
 
 
 def test_a_server_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    with answering((200, ""), None) as url:
-        pass
-    assert main([url, "--out", str(tmp_path / "a.svg")]) == 1
+    with socket.socket() as nobody:
+        # Bound, so that nobody else is there either, but not listening.
+        nobody.bind(("127.0.0.1", 0))
+        url = f"ws://127.0.0.1:{nobody.getsockname()[1]}/v1/robot"
+        assert main([url, "--out", str(tmp_path / "a.svg")]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert re.fullmatch(r"robot_replay: nothing answers at 127\.0\.0\.1:\d+: Connection refused", line)
