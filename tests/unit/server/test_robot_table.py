@@ -317,6 +317,7 @@ async def test_sessions_nobody_uses_end_and_busy_ones_do_not() -> None:
         it.worker.release()
         await call.answer()
         await it.table.find("b", None).begin_close("test")
+        await rested.begin_close("joins the close under way")
         assert rested.end_reason == "idle"
 
 
