@@ -184,7 +184,7 @@ def test_every_placement_gives_the_same_rows(encoder: TextEncoder, placement: Te
         assert torch.equal(placed.encode(prompt), encoder.encode(prompt))
 
 
-def test_thedefault_placement_streams_what_is_large_and_has_a_device_to_go_to() -> None:
+def test_the_default_placement_streams_what_is_large_and_has_a_device_to_go_to() -> None:
     with torch.device("meta"):
         full = UMT5Encoder(parse_umt5_config(FULL.text_encoder))
         tiny = UMT5Encoder(parse_umt5_config(TINY.text_encoder))
