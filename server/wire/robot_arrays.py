@@ -172,6 +172,9 @@ def _plain(value: object) -> object:
             b"shape": value.shape,
         }
     if isinstance(value, np.generic):
+        # A float64 and a str_ are Python's float and str too: openpi-client packs them as those.
+        if isinstance(value, float | str | bytes):
+            return value.item()
         return {b"__npgeneric__": True, b"data": value.item(), b"dtype": _dtype_text(value.dtype)}
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}

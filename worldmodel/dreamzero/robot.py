@@ -15,12 +15,16 @@ import numpy.typing as npt
 from worldmodel.dreamzero.embodiments import KEY_PREFIX, Embodiment
 from worldmodel.dreamzero.normalize import NormalizationMode, Normalizer, count_of_numbers, read_normalizer
 from worldmodel.dreamzero.training_config import TrainingConfig
+from worldmodel.json_checks import describe
 from worldmodel.messages import RobotInfo, StateInput
 
 ACTION_SPACE = "joint_position"
 MAX_REQUEST_FRAMES = 64
 
 DROID_KEYS = ("joint_position", "gripper_position")
+
+MIN_SIDE, MAX_SIDE = 2, 16_384
+"""Pixels of a camera's side. Of fewer nothing is left when the borders are cut off."""
 
 NUM_VIEWS = (2, 3)
 """Cameras that can be tiled as in training: there a single view is not tiled, and a fourth one is left out."""
@@ -205,10 +209,13 @@ class _Reader:
             entry = table.get(key)
             resolution = entry.get("resolution") if isinstance(entry, Mapping) else None
             match resolution:
-                case [int(width), int(height)] if width > 0 and height > 0:
+                case [int(width), int(height)] if min(width, height) >= MIN_SIDE and max(width, height) <= MAX_SIDE:
                     sizes.add((height, width))
                 case _:
-                    self._problems.append(f"metadata.json: modalities.video.{key}.resolution must be [width, height]")
+                    self._problems.append(
+                        f"metadata.json: modalities.video.{key}.resolution must be [width, height], each from "
+                        f"{MIN_SIDE} to {MAX_SIDE}, got {describe(resolution)}"
+                    )
         if len(sizes) > 1:
             self._problems.append(f"metadata.json: cameras of different sizes are not supported: {sorted(sizes)}")
         if len(pairs) not in NUM_VIEWS:

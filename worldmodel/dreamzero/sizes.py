@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 
 from worldmodel.dreamzero.image_encoder import ImageEncoderConfig
 from worldmodel.dreamzero.observation_vae import LATENTS_MEAN, LATENTS_STD
-from worldmodel.dreamzero.transformer_config import TransformerConfig, read_transformer_config
+from worldmodel.dreamzero.transformer_config import TransformerConfig, checked_size, read_transformer_config
 from worldmodel.dreamzero.wide_vae import WIDE_LATENTS_MEAN, WIDE_LATENTS_STD
 from worldmodel.wan.vae_config import VAEConfig
 
@@ -120,11 +120,7 @@ def _table(head: Mapping[str, object], key: str, problems: list[str]) -> Mapping
 
 
 def _integer(table: Mapping[str, object], key: str, default: int | None, problems: list[str]) -> int:
-    value = table.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        problems.append(f"{key}: expected an integer from 1 up, got {value!r}")
-        return 1
-    return value
+    return checked_size(key, table.get(key, default), problems)
 
 
 def _image_encoder(table: Mapping[str, object], problems: list[str]) -> ImageEncoderConfig:

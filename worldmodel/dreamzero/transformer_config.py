@@ -8,6 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from worldmodel.json_checks import describe
+
+MAX_SIZE, MAX_LAYERS = 1_000_000, 1_000
+"""No number of a configuration is larger: the largest published ones are a vocabulary of 256,384 and 40 layers."""
+
 UNBOUNDED_WINDOW_LATENT_FRAMES = 21
 """Frames that attention sees where the checkpoint bounds nothing (`max_chunk_size` -1); every call then restarts."""
 
@@ -128,6 +133,18 @@ def read_transformer_config(
         return None
 
 
+def checked_size(key: str, value: object, problems: list[str], *, minimum: int = 1) -> int:
+    """Return a whole number of a configuration; out of bounds it is told in `problems`, and `minimum` stands for it.
+
+    Without an upper bound a damaged file would build layers, of no weights yet, for hours.
+    """
+    maximum = MAX_LAYERS if "layers" in key else MAX_SIZE
+    if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+        problems.append(f"{key}: expected an integer from {minimum} to {maximum}, got {describe(value)}")
+        return minimum
+    return value
+
+
 class _Reader:
     """Read numbers of the network's own table first, then of the head's."""
 
@@ -153,12 +170,7 @@ class _Reader:
 
     def integer(self, key: str, head_key: str | None = None, *, minimum: int = 1) -> int:
         value = self._find(key, head_key or key)
-        if value is None:
-            return minimum
-        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-            self._problems.append(f"{key}: expected an integer from {minimum} up, got {value!r}")
-            return minimum
-        return value
+        return minimum if value is None else checked_size(key, value, self._problems, minimum=minimum)
 
     def number(self, key: str) -> float:
         value = self._find(key, key)

@@ -66,6 +66,11 @@ def test_scalars_are_arrays_without_dimensions(scalar: np.generic) -> None:
         assert read[()] == scalar
 
 
+def test_numpy_scalars_that_are_python_ones_are_packed_as_those() -> None:
+    scalars = {"gain": np.float64(1.5), "prompt": np.str_("go")}
+    assert pack_message(scalars) == pack_message({"gain": 1.5, "prompt": "go"})
+
+
 def test_a_fortran_array_is_sent_in_c_order() -> None:
     array = np.asfortranarray(np.arange(12).reshape(3, 4))
     np.testing.assert_array_equal(unpack_message(pack_message(array)), array)

@@ -290,13 +290,27 @@ def test_a_robot_has_as_many_cameras_as_can_be_tiled(names: tuple[str, ...]) -> 
     assert problems == [f"yam: expected 2 or 3 cameras, got {len(names)}: {', '.join(names) or 'none'}"]
 
 
+@pytest.mark.parametrize("resolution", [[1, 6], [8, 1], [8, 10**9], [8, 6, 3], [8.0, 6], "8x6"])
+def test_a_camera_s_size_is_one_that_pictures_have(resolution: object) -> None:
+    dims = {"joint_position": 7}
+    table = metadata("yam", ["a", "b"], dims, dims)
+    table["yam"]["modalities"]["video"]["b"]["resolution"] = resolution
+    problems: list[str] = []
+    assert read(table, "yam", problems) is None
+    assert [each.split(", got")[0] for each in problems] == [
+        "metadata.json: modalities.video.b.resolution must be [width, height], each from 2 to 16384"
+    ]
+
+
 def test_the_order_of_cameras_can_be_stated() -> None:
     order = {kind: AGIBOT_ORDER[kind] for kind in ("state", "action")}
     stated = robot("agibot", AGIBOT, keys=order, cameras=("head", "hand_right", "hand_left"))
     assert stated.cameras == ("observation/head", "observation/hand_right", "observation/hand_left")
     problems: list[str] = []
     assert read(AGIBOT, "agibot", problems, keys=order, cameras=("head", "feet")) is None
-    assert problems == ["metadata.json: modalities.video.feet.resolution must be [width, height]"]
+    assert problems == [
+        "metadata.json: modalities.video.feet.resolution must be [width, height], each from 2 to 16384, got null"
+    ]
     problems.clear()
     dims = {"joint_position": 7, "gripper_position": 1}
     cameras = [key for key, _ in embodiment("oxe_droid").cameras or ()]

@@ -122,10 +122,17 @@ def test_without_its_training_configuration_a_checkpoint_is_not_served(tmp_path:
     assert "normalization_modes does not name action.gripper_position" in str(caught.value)
 
 
-@pytest.mark.parametrize("tokens", [8.0, "8", 0, True])
-def test_a_number_of_tokens_that_is_none_is_refused(tmp_path: Path, tokens: object) -> None:
-    network = tiny_config()["action_head_cfg"]["config"]["diffusion_model_cfg"] | {"frame_seqlen": tokens}
-    with pytest.raises(CheckpointError, match=f"frame_seqlen: expected an integer from 1 up, got {tokens!r}"):
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        *(("frame_seqlen", value, "1 to 1000000") for value in (8.0, "8", 0, True)),
+        ("dim", 10**12, "1 to 1000000"),
+        ("num_layers", 10**6, "1 to 1000"),
+    ],
+)
+def test_a_size_that_is_none_is_refused(tmp_path: Path, key: str, value: object, expected: str) -> None:
+    network = tiny_config()["action_head_cfg"]["config"]["diffusion_model_cfg"] | {key: value}
+    with pytest.raises(CheckpointError, match=f"{key}: expected an integer from {expected}, got "):
         read_checkpoint(str(write_checkpoint(tmp_path, diffusion_model_cfg=network)), OPTIONS)
 
 
