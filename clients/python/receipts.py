@@ -81,6 +81,13 @@ class ReceiptBook:
             self._fail(error.event_id, Refused(error))
         return True
 
+    def refused_unread(self, error: ErrorMessage) -> bool:
+        """Settle the event that the server could not read, not even its id. Answers come in the order of the events."""
+        unanswered = [event_id for event_id, entry in self._open.items() if entry.text is not None]
+        if unanswered:
+            self._fail(min(unanswered), Refused(error))
+        return bool(unanswered)
+
     def applied(self, header: ChunkHeader) -> None:
         """Settle the events of a chunk, and those of earlier runs whose drop was never heard."""
         if header.chunk_index is None:

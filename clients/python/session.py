@@ -382,7 +382,7 @@ class ClientSession:
         pending = next((request.answer for request in self._requests if not request.answer.done()), None)
         if pending is not None and error.code != "bad_playback":
             pending.set_exception(Refused(error))
-        else:
+        elif error.code != "bad_json" or not self._receipts.refused_unread(error):
             logger.warning("the server reports %s: %s", error.code, error.message)
 
     def _fail_requests(self, error: WorldClientError, *, but: type[WireModel] | None = None) -> None:

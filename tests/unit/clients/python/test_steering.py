@@ -16,7 +16,7 @@ from clients.python import (
     Refused,
 )
 from clients.python.world import TRAJECTORY_SCHEMA
-from server.wire.messages import DropReason, ErrorMessage
+from server.wire.messages import DropReason, ErrorMessage, EventQueued
 from server.wire.messages import EventDropped as EventDroppedMessage
 from tests.support.client_standin_server import StandinServer
 from tests.support.python_client import indices, take
@@ -72,6 +72,21 @@ async def test_a_refused_event_raises_and_the_next_one_works(server: StandinServ
         assert (caught.value.event_id, caught.value.field) == (0, "controls[0].data.held[0]")
         await world.tap("d")
     assert server.sent("session.event")[1]["controls"][0]["data"]["transitions"][1] == {"actions": []}
+
+
+async def test_an_event_that_the_server_cannot_read_is_refused_and_not_waited_for(
+    server: StandinServer, connect: Any
+) -> None:
+    server.behaviour.ignore = {"session.event"}
+    async with connect() as world:
+        unreadable = [asyncio.create_task(world.prompt(text)) for text in ("half a pair: \ud800", "later")]
+        await server.until(lambda: len(server.sent("session.event")) == 2)
+        await server.say(ErrorMessage(code="bad_json", message="half of a surrogate pair"))
+        with pytest.raises(Refused, match="bad_json"):
+            await unreadable[0]
+        assert not unreadable[1].done()
+        await server.say(EventQueued(event_id=1))
+        assert (await unreadable[1]).event_id == 1
 
 
 async def test_a_refused_path_leaves_the_keys_held(server: StandinServer, connect: Any) -> None:
