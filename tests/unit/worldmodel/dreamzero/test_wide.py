@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -144,3 +145,9 @@ def test_the_full_plans_have_the_published_sizes(scale: Scale, network_parameter
     assert isinstance(index, dict)
     assert set(index["weight_map"]) == {tensor.name for tensor in tensors}
     assert max(file.num_bytes for file in plan.tensor_files) <= 5_000_000_000
+
+
+def test_the_published_statistics_of_latents_are_those_of_its_vae() -> None:
+    """Sums over the 48 channels, each times its number, of the file that is published with the VAE."""
+    for numbers, expected in (WIDE_LATENTS_MEAN, -7.6248), (WIDE_LATENTS_STD, 790.8891):
+        assert math.fsum(place * number for place, number in enumerate(numbers, 1)) == pytest.approx(expected, abs=5e-5)
