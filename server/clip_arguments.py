@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,8 +43,8 @@ class ClipFiles:
 
 
 def partial_of(path: Path) -> Path:
-    """Return the name that a file has until it is whole."""
-    return path.with_name(f".{path.name}.partial")
+    """Return the name that a file has until it is whole: one of this process, as another may make the same file."""
+    return path.with_name(f".{path.name}.{os.getpid()}.partial")
 
 
 def _check_target(flag: str, path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from server import cli, generate_verb
+from server.clip_arguments import partial_of
 
 CONFIG = """
 [model]
@@ -122,6 +123,18 @@ def test_looking_whether_a_target_can_be_written_leaves_nothing(arguments: list[
         cli.main([*arguments, "--frames", "9"])
     assert sorted(tmp_path.iterdir()) == [*before, tmp_path / "x.mp4"]
     assert (tmp_path / "x.mp4").read_bytes() == b"an earlier clip"
+
+
+def test_what_another_process_makes_under_the_same_name_is_left_alone(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as other:
+        other.setattr(os, "getpid", lambda: 0)
+        theirs = partial_of(tmp_path / "x.mp4")
+    theirs.write_bytes(b"half a clip")
+    with pytest.raises(WorkerStarted):
+        cli.main([*arguments, "--frames", "9"])
+    assert theirs.read_bytes() == b"half a clip"
 
 
 @pytest.mark.parametrize(
