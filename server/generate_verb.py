@@ -40,7 +40,7 @@ class ClipRequest:
     """What the command line asked for. `image` is a file, or the name of a start image of the configuration.
 
     `size` is "WIDTHxHEIGHT" or `OFFICIAL_SIZE`, None for that of the configuration. `camera` is a folder with a path;
-    `trims` makes a number of frames that does not fit shorter.
+    `trims` makes a number of frames that does not fit shorter, and keys with it.
     """
 
     image: str
@@ -139,6 +139,8 @@ def _steps(config: ServerConfig, request: ClipRequest, plan: ClipPlan) -> tuple[
     parse_control = catalog.control_parser(config.model.name)
     try:
         keys = parse_key_script(request.keys)
+        if request.trims:
+            keys = keys[: plan.num_chunks * plan.latent_frames_per_chunk]
         steps = script_steps(keys, plan.latent_frames_per_chunk, plan.num_chunks, parse_control)
     except ValueError as error:
         raise ConfigError(f"--keys: {str(error).removeprefix('keys: ')}") from error

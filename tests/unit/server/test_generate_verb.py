@@ -144,6 +144,7 @@ def test_what_another_process_makes_under_the_same_name_is_left_alone(
         "--frames 33 --camera WALK",
         "--frames 45 --camera WALK --trim",
         "--frames 32 --trim --size 208x112",
+        "--frames 32 --trim --keys w*8",
         "--frames 9 --size official",
     ],
 )
