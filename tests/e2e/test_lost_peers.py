@@ -6,12 +6,14 @@ import asyncio
 import socket
 from collections.abc import Callable
 
+import pytest
 from fastapi import FastAPI
 
 from clients.python import WorldClient
 from server.app import create_app
 from server.config import SessionSection
-from tests.support.server_client import WorldSocket, fake_config, png, running
+from server.websocket_connection import BoundedWebSocket
+from tests.support.server_client import NARROW_BYTES, WorldSocket, fake_config, narrow_socket, png, running
 from tests.support.server_worker import ScriptedWorker, model_info
 
 PING_S = 0.6
@@ -32,48 +34,37 @@ async def test_a_peer_that_no_longer_answers_pings_is_noticed() -> None:
         await vanish_and_come_back(app, url, pacing="playback")
 
 
-async def test_a_reader_over_a_slow_link_is_not_lost_in_the_middle_of_a_chunk() -> None:
-    """Its pong stands behind a chunk of 1 MB, which takes several times as long as a pong may."""
+async def test_a_reader_over_a_slow_link_is_not_lost_in_the_middle_of_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its pong stands behind a chunk, which takes several times as long as a pong may."""
+    expire, expired = BoundedWebSocket.keepalive_timeout, []
+
+    def note_and_expire(link: BoundedWebSocket) -> None:
+        expired.append(link)
+        expire(link)
+
+    monkeypatch.setattr(BoundedWebSocket, "keepalive_timeout", note_and_expire)
     config = fake_config()
-    app = create_app(config, worker=ScriptedWorker(model_info(width=256, height=192)))
-    async with running(app, config, ws_ping_s=0.3, send_buffer_bytes=32768) as url:
-        client = await WorldSocket.open(url, ping_interval=None, sock=narrow_socket(url))
-        slow = asyncio.create_task(read_slowly(client.connection.transport))
+    app = create_app(config, worker=ScriptedWorker(model_info(width=96, height=96)))
+    async with running(app, config, ws_ping_s=PING_S, send_buffer_bytes=NARROW_BYTES) as url:
+        client = await WorldSocket.open(url, viewer=False, sock=narrow_socket(url))
         try:
             started = await client.start(pacing="free", format="rgb24")
             actor = app.state.context.table.find(started["session_id"], None)
-            for index in range(2):
+            client.connection.transport.pause_reading()
+            await until(lambda: len(expired) >= 2)
+            client.connection.transport.resume_reading()
+            for index in range(3):
                 assert (await client.media()).header.chunk_index == index
             assert (actor.parked_at, actor.session.epoch) == (None, 1)
         finally:
-            slow.cancel()
             await client.drop()
 
 
-def narrow_socket(url: str) -> socket.socket:
-    """Connect with a receive buffer so small that what is not read is not taken."""
-    host, port = url.removeprefix("http://").rstrip("/").split(":")
-    narrow = socket.socket()
-    narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32768)
-    narrow.connect((host, int(port)))
-    narrow.setblocking(False)
-    return narrow
-
-
-async def read_slowly(transport: asyncio.Transport) -> None:
-    """Read for a moment, and not for a longer one, again and again."""
-    while True:
-        transport.pause_reading()
-        await asyncio.sleep(0.03)
-        transport.resume_reading()
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-
-
 async def test_a_peer_that_does_not_take_its_chunks_is_given_up() -> None:
-    config = fake_config(session=SessionSection(stall_timeout_s=0.3))
-    app = create_app(config, worker=ScriptedWorker(model_info(width=256, height=256)))
-    async with running(app, config) as url:
+    """Its chunks fit into no buffer, and yet who reads takes one in a small part of the time that it has."""
+    config = fake_config(session=SessionSection(stall_timeout_s=0.5))
+    app = create_app(config, worker=ScriptedWorker(model_info(width=96, height=96)))
+    async with running(app, config, send_buffer_bytes=NARROW_BYTES) as url:
         await vanish_and_come_back(app, url, pacing="free", format="rgb24")
 
 
@@ -94,7 +85,7 @@ async def test_a_python_client_that_is_slower_than_the_model_keeps_its_link() ->
 
 
 async def vanish_and_come_back(app: FastAPI, url: str, **fields: str) -> None:
-    client = await WorldSocket.open(url, viewer=False, ping_interval=None, max_queue=1)
+    client = await WorldSocket.open(url, viewer=False, max_queue=1, sock=narrow_socket(url))
     try:
         started = await client.start(**fields)
         client.connection.transport.pause_reading()

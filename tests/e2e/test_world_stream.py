@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.server_client import NARROW_BYTES, narrow_socket
 from tests.support.server_scripted import Server, decode, serving
 from tests.support.server_worker import ScriptedWorker, model_info
 
@@ -63,10 +64,10 @@ async def test_other_formats_tell_how_to_cut_their_payload(server: Server, forma
 
 
 async def test_a_slow_client_stops_its_own_ticks_only() -> None:
-    # 2.4 MB a chunk, so that a few fill what the operating system buffers.
-    info = model_info(width=256, height=256)
-    async with serving(ScriptedWorker(info)) as server:
-        slow = await server.connect(max_queue=1)
+    # Chunks of which not one fits into what the operating system buffers.
+    worker = ScriptedWorker(model_info(width=96, height=96))
+    async with serving(worker, send_buffer_bytes=NARROW_BYTES) as server:
+        slow = await server.connect(viewer=False, max_queue=1, sock=narrow_socket(server.url))
         started = await slow.start(pacing="free", format="rgb24")
         quick = await server.connect()
         await quick.start(pacing="free", format="h264")
