@@ -210,7 +210,7 @@ def test_random_histories_agree_with_the_naive_cache(spec: KVSpec, steps: list[S
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @given(spec=specs, steps=steps)
-@settings(max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=2000, deadline=None, derandomize=False, suppress_health_check=[HealthCheck.too_slow])
 def test_many_random_histories_agree_with_the_naive_cache(spec: KVSpec, steps: list[Step]) -> None:
     check_history(spec, steps)
 
