@@ -146,7 +146,7 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
     """
     folder = Path(path)
     if not folder.is_dir():
-        raise CheckpointError(str(folder), "checkpoint folder does not exist")
+        raise CheckpointError(str(folder), "is no folder" if folder.exists() else "checkpoint folder does not exist")
     if not (folder / _INDEX).is_file():
         raise CheckpointError(str(folder), f"is no diffusers checkpoint: it has no {_INDEX}")
     index = read_json_object(folder / _INDEX)

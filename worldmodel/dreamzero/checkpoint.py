@@ -112,7 +112,7 @@ def open_checkpoint(path: Path | str, *, tag: str, tokenizer: str | None, proble
     """
     folder = Path(path)
     if not folder.is_dir():
-        raise CheckpointError(str(folder), "checkpoint folder does not exist")
+        raise CheckpointError(str(folder), "is no folder" if folder.exists() else "checkpoint folder does not exist")
     unread: list[Problem] = []
     config = _try_to(lambda: read_json_object(folder / CONFIG_FILE), unread)
     metadata = _try_to(lambda: read_json_object(folder / METADATA_FILE), unread)

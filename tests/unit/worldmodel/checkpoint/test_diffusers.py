@@ -184,6 +184,9 @@ def test_a_derived_buffer_on_the_meta_device_is_refused(folder: Path) -> None:
 def test_missing_folder(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="nowhere: checkpoint folder does not exist"):
         open_checkpoint(tmp_path / "nowhere")
+    (tmp_path / "a.txt").touch()
+    with pytest.raises(CheckpointError, match=r"a\.txt: is no folder"):
+        open_checkpoint(tmp_path / "a.txt")
 
 
 def test_missing_index(tmp_path: Path) -> None:
