@@ -32,6 +32,8 @@ export class FrameRate {
    * @param {number} frames  Frames presented so far.
    */
   sample(ms, frames) {
+    // Another player, or a source built anew, counts from zero.
+    if (frames < (this._samples.at(-1)?.frames ?? 0)) this._samples = [];
     this._samples.push({ ms, frames });
     while (this._samples.length > 2 && ms - this._samples[0].ms > FPS_OVER_MS) this._samples.shift();
   }
