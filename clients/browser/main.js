@@ -2,7 +2,7 @@
 /** Begins the page: as a spectator where the address has a watch token, else as who steers. */
 
 import { App } from './app.js';
-import { watchToken } from './store.js';
+import { isTokenGiven, watchToken } from './store.js';
 import { WatchApp } from './watch_app.js';
 
 const token = watchToken();
@@ -10,3 +10,8 @@ const app = token === null ? new App() : new WatchApp(token);
 /** For a look from the console, and for tests. */
 window.worldserve = app;
 void app.boot();
+
+// What is put behind the # of a page that is open changes its address and loads nothing.
+addEventListener('hashchange', () => {
+  if (watchToken() !== token || isTokenGiven()) location.reload();
+});

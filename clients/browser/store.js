@@ -108,6 +108,11 @@ export function watchToken() {
   return new URLSearchParams(location.hash.slice(1)).get('watch');
 }
 
+/** Whether the address has an access token that was not taken yet. */
+export function isTokenGiven() {
+  return new URLSearchParams(location.hash.slice(1)).has('token');
+}
+
 /**
  * Address at which others watch.
  * @param {string} token  Watch token.

@@ -5,8 +5,21 @@ from __future__ import annotations
 import pytest
 
 from tests.support.browser_chromium import WatchedPage
+from tests.support.browser_standin import WATCH_TOKEN, StandIn
 
 pytestmark = pytest.mark.browser
+
+
+def test_an_address_that_is_put_into_an_open_page_is_loaded(standin: StandIn, page: WatchedPage) -> None:
+    page.begin()
+    page.page.goto(f"{standin.url}/#watch={WATCH_TOKEN}")
+    page.page.wait_for_selector("body[data-role=spectator]")
+    # The stand-in takes no tokens, so it is not to be asked for a world.
+    standin.script.info |= {"ready": False, "status": "loading"}
+    page.page.goto(f"{standin.url}/#token=mine")
+    page.wait("sessionStorage.getItem('worldserve.token') === '\"mine\"'")
+    page.page.wait_for_selector("body:not([data-role])")
+    assert page.page.url == f"{standin.url}/"
 
 
 def test_the_frame_rate_begins_anew_where_frames_are_counted_anew(modules: WatchedPage) -> None:
