@@ -26,6 +26,8 @@ export class Chooser {
     this._onBegin = onBegin;
     this._picked = /** @type {Picked | null} */ (null);
     this._ownUrl = '';
+    /** Which press of Begin counts: an upload that ends after the visitor went back begins nothing. */
+    this._turn = 0;
     this._tiles = /** @type {HTMLButtonElement[]} */ ([]);
     byId('upload').addEventListener('change', () => {
       const [file] = byId('upload').files;
@@ -66,7 +68,10 @@ export class Chooser {
   /** @param {(() => void) | null} cancel  Null: there is no world to go back to. */
   open(cancel) {
     byId('chooser-cancel').hidden = cancel === null;
-    byId('chooser-cancel').onclick = cancel;
+    byId('chooser-cancel').onclick = () => {
+      this._turn += 1;
+      cancel?.();
+    };
     show('chooser');
     byId('begin').disabled = false;
     byId('begin').focus({ preventScroll: true });
@@ -139,12 +144,13 @@ export class Chooser {
       toast('Pick a first frame, or bring your own image.', 'bad');
       return;
     }
+    const turn = (this._turn += 1);
     byId('begin').disabled = true;
     try {
       const image = picked.kind === 'own' ? { upload_id: await this._api.upload(picked.image) } : { name: picked.image.name };
-      this._onBegin({ prompt, image });
+      if (turn === this._turn) this._onBegin({ prompt, image });
     } catch (error) {
-      toast(`The image was not taken: ${error instanceof Error ? error.message : error}`, 'bad');
+      if (turn === this._turn) toast(`The image was not taken: ${error instanceof Error ? error.message : error}`, 'bad');
     } finally {
       byId('begin').disabled = false;
     }

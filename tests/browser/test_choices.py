@@ -9,6 +9,28 @@ from tests.support.browser_standin import WATCH_TOKEN, StandIn
 
 pytestmark = pytest.mark.browser
 
+HOLD_UPLOADS = """() => {
+  const { api, chooser } = window.worldserve;
+  const held = new Promise((resolve) => (window.letGo = resolve));
+  api.upload = () => held.then(() => 'u-1');
+  chooser._takeImage(new Blob());
+}"""
+
+
+def test_who_goes_back_while_an_image_is_sent_keeps_the_world(page: WatchedPage) -> None:
+    page.begin()
+    page.page.click("#worlds")
+    page.page.evaluate(HOLD_UPLOADS)
+    page.page.click("#begin")
+    page.page.click("#chooser-cancel")
+    page.page.evaluate("letGo()")
+    page.wait("!document.querySelector('#begin').disabled")
+    assert page.read("app.start.message.image") == {"name": "day"}
+    page.page.click("#worlds")
+    page.page.click("#begin")
+    page.wait("app.world.run === 1")
+    assert page.read("app.start.message.image") == {"upload_id": "u-1"}
+
 
 def test_an_address_that_is_put_into_an_open_page_is_loaded(standin: StandIn, page: WatchedPage) -> None:
     page.begin()
