@@ -10,7 +10,10 @@ export class PromptBox {
     this._input = /** @type {HTMLInputElement} */ (byId('prompt'));
     byId('prompt-form').addEventListener('submit', (/** @type {Event} */ event) => {
       event.preventDefault();
-      onChoice(this._input.value.trim());
+      const prompt = this._input.value.trim();
+      // Nothing is no prompt: the box goes back to the one in force.
+      if (prompt === '') this._input.value = this._inForce;
+      onChoice(prompt);
     });
     this._input.addEventListener('keydown', (event) => {
       if (event.key !== 'Escape') return;

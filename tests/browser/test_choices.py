@@ -32,6 +32,13 @@ def test_who_goes_back_while_an_image_is_sent_keeps_the_world(page: WatchedPage)
     assert page.read("app.start.message.image") == {"upload_id": "u-1"}
 
 
+def test_nothing_is_no_prompt(page: WatchedPage) -> None:
+    page.begin()
+    page.page.fill("#prompt", "  ")
+    page.page.press("#prompt", "Enter")
+    assert page.page.input_value("#prompt") == page.read("app.world.prompt") == "a small town, day"
+
+
 def test_an_address_that_is_put_into_an_open_page_is_loaded(standin: StandIn, page: WatchedPage) -> None:
     page.begin()
     page.page.goto(f"{standin.url}/#watch={WATCH_TOKEN}")
