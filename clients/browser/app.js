@@ -37,6 +37,8 @@ export class App {
     this.start = new KeptStart();
     this.playerFailures = 0;
     this.failure = /** @type {string | null} */ (null);
+    /** Whether the session is closed only to open the next one at once. */
+    this.isMovingOn = false;
     /** Reason of the `session.closed` that came. */
     this.closedFor = /** @type {string | null} */ (null);
     this.connection = new Connection({
@@ -147,7 +149,14 @@ export class App {
 
   /** @param {import('./chooser.js').Choice} choice */
   begin(choice) {
-    this.start.keep(protocol.startMessage({ ...choice, format: this.viewer.settings.values.format }));
+    const { format } = this.viewer.settings.values;
+    this.start.keep(protocol.startMessage({ ...choice, format }));
+    if (this.connection.state === 'live' && this.world.session?.format !== format) {
+      // A session keeps its format. Until it is closed another choice may take the place of this one.
+      if (!this.isMovingOn) this.leave();
+      this.isMovingOn = true;
+      return;
+    }
     if (this.connection.state === 'live') {
       if (this.isPaused) this.togglePause();
       this.world.reset(choice);
@@ -155,6 +164,11 @@ export class App {
       return;
     }
     this.forget();
+    this.openKept();
+  }
+
+  /** Open the world of the kept start message. */
+  openKept() {
     sheets.showWaiting('Opening your world', 'The first picture takes a moment.', () => this.leave());
     this.connection.begin(this.start.message);
   }
@@ -218,10 +232,13 @@ export class App {
     const hadWorld = this.world.session !== null;
     const wasReload = !hadWorld && this.world.isKept;
     const reason = this.closedFor;
+    const isMovingOn = this.isMovingOn;
     this.closedFor = null;
+    this.isMovingOn = false;
     if (error === undefined && closeCode !== 1008 && (reason ?? CLOSED_HERE) === CLOSED_HERE) {
       this.forget();
-      void this.boot(true);
+      if (isMovingOn) this.openKept();
+      else void this.boot(true);
       return;
     }
     sheets.showLink('Not connected', 'bad');
@@ -270,9 +287,7 @@ export class App {
       await this.boot();
       return;
     }
-    if ((await this.untilReady()) === null) return;
-    sheets.showWaiting('Opening your world', 'The first picture takes a moment.', () => this.leave());
-    this.connection.begin(this.start.message);
+    if ((await this.untilReady()) !== null) this.openKept();
   }
 
   /** @param {import('./protocol.js').SessionStarted} started */
@@ -297,6 +312,7 @@ export class App {
       case 'error':
         if (QUIET_ERRORS.has(message.code)) break;
         if (Number.isInteger(message.event_id)) this.world.eventRefused(message.event_id);
+        else this.world.resetRefused();
         if (!message.fatal) sheets.toast(message.message, 'bad');
         break;
     }

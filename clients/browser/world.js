@@ -50,6 +50,8 @@ export class World {
     /** The prompt sent last, and the one that the chunks show. */
     this.prompt = '';
     this._promptInForce = '';
+    /** That of a reset which the server has not answered. */
+    this._nextPrompt = /** @type {string | null} */ (null);
     this.run = 0;
     this.epoch = -1;
     /** Chunk on screen. */
@@ -145,7 +147,12 @@ export class World {
     if (run <= this.run) return;
     this.run = run;
     this._receivedChunk = -1;
+    const prompt = this._nextPrompt;
     this._clearEvents();
+    if (prompt !== null) {
+      this._promptInForce = prompt;
+      this._setPrompt(prompt);
+    }
     if (this.bookmark !== null) this._keep({ ...this.bookmark, run, shownChunk: -1 });
     // A reset clears the controls; keys that are still down steer on.
     if (this._held().length > 0) this.steer(this._held());
@@ -308,9 +315,12 @@ export class World {
    */
   reset(wish) {
     const prompt = wish.prompt ?? this.prompt;
-    if (!this._send(protocol.resetMessage({ ...wish, prompt }))) return;
-    this._promptInForce = prompt;
-    this._setPrompt(prompt);
+    if (this._send(protocol.resetMessage({ ...wish, prompt }))) this._nextPrompt = prompt;
+  }
+
+  /** The server did not take the reset: the run goes on under the prompt that it had. */
+  resetRefused() {
+    this._nextPrompt = null;
   }
 
   /**
@@ -353,6 +363,7 @@ export class World {
     this._tracker.reset();
     this._sender.discard();
     this._isUnsaid = false;
+    this._nextPrompt = null;
     this._promptEvents.clear();
     this._view.onPrompt();
   }

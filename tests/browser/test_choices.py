@@ -9,12 +9,52 @@ from tests.support.browser_standin import WATCH_TOKEN, StandIn
 
 pytestmark = pytest.mark.browser
 
+TOO_LONG = "x" * 3000
+REFUSE_RESETS = """() => {
+  const { connection } = window.worldserve;
+  const send = connection.send.bind(connection);
+  const error = { type: 'error', code: 'prompt_too_long', message: 'too long', fatal: false, event_id: null };
+  connection.send = (message) => {
+    if (message.type !== 'session.reset') return send(message);
+    setTimeout(() => window.worldserve.onMessage(error));
+    return true;
+  };
+}"""
 HOLD_UPLOADS = """() => {
   const { api, chooser } = window.worldserve;
   const held = new Promise((resolve) => (window.letGo = resolve));
   api.upload = () => held.then(() => 'u-1');
   chooser._takeImage(new Blob());
 }"""
+
+
+def test_another_player_is_that_of_the_next_world(standin: StandIn, page: WatchedPage) -> None:
+    page.begin()
+    page.read("app.viewer.settings.set('format', 'h264')")
+    page.page.click("#worlds")
+    page.page.click("#tiles > :nth-child(2)")
+    page.page.click("#begin")
+    page.wait("app.world.session?.format === 'h264'")
+    page.wait_for_picture()
+    assert [(start["format"], start["image"]["name"]) for start in standin.script.starts] == [
+        ("fmp4", "day"),
+        ("h264", "night"),
+    ]
+
+
+def test_a_reset_that_is_refused_leaves_the_prompt_as_it_was(standin: StandIn, page: WatchedPage) -> None:
+    page.begin()
+    page.page.click("#worlds")
+    page.page.fill("#chooser-prompt", "snow, and more of it")
+    page.page.click("#begin")
+    page.wait("app.world.run === 1")
+    assert page.page.input_value("#prompt") == "snow, and more of it"
+    page.page.evaluate(REFUSE_RESETS)
+    page.page.click("#worlds")
+    page.page.fill("#chooser-prompt", TOO_LONG)
+    page.page.click("#begin")
+    page.page.wait_for_selector("#toast >> text=too long")
+    assert page.page.input_value("#prompt") == "snow, and more of it"
 
 
 def test_who_goes_back_while_an_image_is_sent_keeps_the_world(page: WatchedPage) -> None:
