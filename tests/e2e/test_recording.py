@@ -186,17 +186,19 @@ async def test_a_disk_that_hangs_keeps_no_place(tmp_path: Path, monkeypatch: pyt
         log = tmp_path / session_id / "events.jsonl"
         log.unlink()
         os.mkfifo(log)
-        await socket.send("session.unpause")
-        await until_media(socket, run=0, chunk_index=4)
-        await socket.send("session.close")
-        assert await socket.closed() == 1000
-        assert server.context.table.num_resident == 0
-        # A reader lets the thread go that waits for one, or that comes to it later.
-        reader = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
         try:
-            await server.until(lambda: num_failures(server) == 1)
+            await socket.send("session.unpause")
+            await until_media(socket, run=0, chunk_index=4)
+            await socket.send("session.close")
+            assert await socket.closed() == 1000
+            assert server.context.table.num_resident == 0
         finally:
-            os.close(reader)
+            # A reader lets the thread go that waits for one, or that comes to it later.
+            reader = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
+            try:
+                await server.until(lambda: num_failures(server) == 1)
+            finally:
+                os.close(reader)
 
 
 async def test_recordings_are_their_owners(tmp_path: Path) -> None:
