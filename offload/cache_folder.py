@@ -105,15 +105,16 @@ def file_system(path: Path, mounts: Path = MOUNTS) -> str:
     """Return the type of the file system that holds a path. Raises `CacheRootRefused` where that can't be told."""
     found = ("", "")
     try:
-        lines = mounts.read_text(encoding="utf-8").splitlines()
+        # Names of folders are bytes: what is no UTF-8, and blanks other than these, may be in them.
+        lines = os.fsdecode(mounts.read_bytes()).split("\n")
     except OSError as error:
         raise CacheRootRefused(f"{path}: its file system is unknown ({mounts}: {error.strerror})") from error
-    for line in lines:
+    for line in filter(None, lines):
         before, _, after = line.partition(" - ")
-        point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), before.split()[4])
+        point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), before.split(" ")[4])
         # Later lines lie over earlier ones.
         if path.is_relative_to(point) and len(point) >= len(found[0]):
-            found = (point, after.split()[0])
+            found = (point, after.split(" ")[0])
     if not found[1]:
         raise CacheRootRefused(f"{path}: its file system is unknown")
     return found[1]

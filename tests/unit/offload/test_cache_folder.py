@@ -19,7 +19,7 @@ from tests.support.weight_cache import (
 
 def mount_table(tmp_path: Path, *lines: tuple[str, str]) -> Path:
     file = tmp_path / "mountinfo"
-    file.write_text("".join(f"1 0 8:1 / {point} rw - {kind} dev rw\n" for point, kind in lines), encoding="utf-8")
+    file.write_bytes(b"".join(os.fsencode(f"1 0 8:1 / {point} rw - {kind} dev rw\n") for point, kind in lines))
     return file
 
 
@@ -63,6 +63,16 @@ def test_the_nearest_and_latest_mount_decides(tmp_path: Path) -> None:
     assert file_system(Path("/with space\\/c"), spaced) == "nfs"
 
     assert found == {"/x": "ext4", "/a/c": "nfs", "/a/b/c": "tmpfs", "/ab": "ext4"}
+
+
+@pytest.mark.parametrize("name", ["no-break\u00a0space", "line\u2028separator", "unit\x1fseparator", "latin-1-\udce9"])
+def test_mounts_are_told_apart_whatever_their_names_are(tmp_path: Path, name: str) -> None:
+    """Only a blank ends a name, and only a line feed a line; in names the system writes both as octal numbers."""
+    mounts = mount_table(tmp_path, ("/", "ext4"), (f"/{name}", "nfs4"), ("/after", "xfs"))
+
+    found = [file_system(Path(path), mounts) for path in (f"/{name}/cache", "/x", "/after")]
+
+    assert found == ["nfs4", "ext4", "xfs"]
 
 
 def test_a_file_system_that_nobody_knows_is_refused(tmp_path: Path) -> None:
