@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import stat
-import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ from offload.errors import CacheBusy, CacheDamaged, CacheError, CacheForeign
 from offload.file_lock import FileLock, is_held
 
 EVICTED = ".evicted."
-"""Between address and a random word: the folder in which an entry is deleted."""
+"""Between address and a random word: the name under which an entry is deleted."""
 
 
 class EntryKind(StrEnum):
@@ -194,9 +194,10 @@ def _delete(folder: CacheFolder, address: str) -> bool:
     for pointer in folder.requests.glob("*.json"):
         if read_address(pointer) == address:
             pointer.unlink(missing_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=f"{address}{EVICTED}", dir=folder.temporary))
+    # No folder is made for it: a disk that is full has no room for one.
+    aside = folder.temporary / f"{address}{EVICTED}{secrets.token_hex(4)}"
     try:
-        (folder.entries / address).rename(aside / address)
+        (folder.entries / address).rename(aside)
         sync_folder(folder.entries)
     except FileNotFoundError:
         # Another process was here between the list and the lock.

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from offload import cache_upkeep
 from offload.cache_folder import CacheFolder
 from offload.cache_manifest import MANIFEST, Validation, check_entry
 from offload.cache_upkeep import (
@@ -210,17 +209,33 @@ def test_an_entry_that_was_seen_in_use_was_used_then(cache: WeightCache, folder:
 def test_what_the_system_does_not_let_us_delete_stays_and_is_told(
     cache: WeightCache, folder: CacheFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(**_: object) -> str:
+    def refused(*_: object) -> Path:
         raise PermissionError(13, "Permission denied")
 
     first = open_entry(cache)
     first.close()
-    monkeypatch.setattr(cache_upkeep.tempfile, "mkdtemp", refused)
+    monkeypatch.setattr(Path, "rename", refused)
     pruned = prune(folder, max_bytes=0, max_age_s=None, now_s=0.0)
     [stuck] = pruned.stuck
     assert (stuck.address, stuck.problem) == (first.folder.name, "can't be deleted: [Errno 13] Permission denied")
     assert pruned.removed == ()
     assert first.folder.is_dir()
+
+
+def test_a_disk_that_is_full_can_be_pruned(
+    cache: WeightCache, folder: CacheFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: str | Path, mode: int = 0o777, **_: object) -> None:
+        if Path(path).is_dir():
+            raise FileExistsError(17, "File exists")
+        raise OSError(28, "No space left on device")
+
+    entry = open_entry(cache)
+    entry.close()
+    monkeypatch.setattr(os, "mkdir", full)
+    pruned = prune(folder, max_bytes=0, max_age_s=None, now_s=0.0)
+    assert ([each.address for each in pruned.removed], pruned.stuck) == ([entry.folder.name], ())
+    assert list(folder.entries.iterdir()) == list(folder.temporary.iterdir()) == []
 
 
 def test_a_cache_of_which_only_the_entries_were_copied_can_be_pruned(cache: WeightCache, folder: CacheFolder) -> None:

@@ -58,10 +58,10 @@ def test_pruning_deletes_by_size_and_age(tmp_path: Path, entry: Path, capsys: py
 def test_an_entry_that_cannot_be_deleted_is_told_and_makes_pruning_fail(
     tmp_path: Path, entry: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def refused(**_: object) -> str:
+    def refused(*_: object) -> Path:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("offload.cache_upkeep.tempfile.mkdtemp", refused)
+    monkeypatch.setattr(Path, "rename", refused)
     assert cache.main(["prune", str(tmp_path), "--max-bytes", "0"]) == 1
     assert capsys.readouterr().out.splitlines() == [
         f"{entry.name[:16]}  STAYS: can't be deleted: [Errno 13] Permission denied",
