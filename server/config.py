@@ -319,10 +319,14 @@ class ServerConfig:
             self.offload.check_model(self.model.name)
         except ValueError as error:
             raise ConfigError(str(error), key=str(error).partition(":")[0]) from error
-        wait_s, start_s = self.offload.cache_lock_timeout_s, self.worker.start_timeout_s
-        is_bounded = self.offload.host != "runtime_cache" or wait_s < start_s
+        start_s = self.worker.start_timeout_s
         bound = f"less than worker.start_timeout_s, {start_s:g}, after which the worker is stopped"
-        require(is_bounded, "offload.cache_lock_timeout_s", bound, wait_s)
+        for name, has_effect in (
+            ("cache_lock_timeout_s", self.offload.host == "runtime_cache"),
+            ("registration_timeout_s", self.offload.streams and self.offload.transfer == "registered"),
+        ):
+            wait_s = getattr(self.offload, name)
+            require(not has_effect or wait_s < start_s, f"offload.{name}", bound, wait_s)
 
     @property
     def checkpoint_path(self) -> Path:

@@ -115,9 +115,14 @@ def test_nobody_is_waited_for_longer_than_a_start_may_take(tmp_path: Path) -> No
 
     with pytest.raises(ConfigError, match=rf"config\.toml: offload\.cache_lock_timeout_s: {expected}"):
         load_config(file, environment={})
+    driver = {"offload.cache_lock_timeout_s": "599", "offload.registration_timeout_s": "600"}
+    with pytest.raises(ConfigError, match=rf"^--offload\.registration-timeout-s: {expected}"):
+        load_config(file, environment={}, flags=driver)
     found = load_config(file, environment={}, flags={"offload.cache_lock_timeout_s": "599"})
     assert found.offload.cache_lock_timeout_s == 599
     assert OffloadSettings().cache_lock_timeout_s < WorkerSection().start_timeout_s
+    file.write_text(MODEL + '[worker]\nstart_timeout_s = 60\n[offload]\nweights = "streamed"\ntransfer = "staged"\n')
+    assert load_config(file, environment={}).offload.registration_timeout_s > 60
 
 
 def test_a_file_a_variable_and_a_flag_set_it(tmp_path: Path) -> None:
