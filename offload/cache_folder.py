@@ -142,7 +142,7 @@ def read_address(pointer: Path) -> str | None:
     """Return the address a request's file names; None if there is no such file, or nothing that can be one in it."""
     try:
         content = json.loads(pointer.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     match content:
         case {"address": str(address)} if is_address(address):

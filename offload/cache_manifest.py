@@ -103,7 +103,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise CacheDamaged(entry, "the manifest is not the one that was published")
     try:
         content = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         content = None
     found = content.get("format") if isinstance(content, dict) else None
     if found != FORMAT:

@@ -1,8 +1,8 @@
 """The runtime weight cache: final weights on a local disk, made once, mapped by every process of the host.
 
-Looking up is free of writes: request, address, entry, check. Who finds nothing takes the request's lock, looks again
-(somebody may have built meanwhile), builds in a temporary folder, and publishes by renaming. At every moment an entry
-is there as a whole or not at all, whoever is killed when.
+Looking up takes the lock of an entry and writes nothing else: request, address, entry, check. Who finds nothing takes
+the request's lock, looks again (somebody may have built meanwhile), builds in a temporary folder, and publishes by
+renaming. At every moment an entry is there as a whole or not at all, whoever is killed when.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from offload.cache_manifest import (
     find_mismatch,
     read_tensors,
 )
-from offload.errors import CacheDamaged, CacheError
+from offload.errors import CacheDamaged, CacheError, CacheForeign
 from offload.file_lock import FileLock, OnWait, log_wait
 from offload.host_plan import StoredTensor
 from offload.tensor_file import FileDigest, write_tensor_file
@@ -134,6 +134,8 @@ class WeightCache:
         address = read_address(self._folder.requests / f"{request.key}.json")
         if address is None or not (self._folder.entries / address).is_dir():
             return None
+        # A cache that was copied here may have no folder for locks.
+        self._folder.make()
         lock = self._lock(address, ends_s, is_shared=True)
         try:
             folder = self._folder.entries / address
@@ -149,6 +151,10 @@ class WeightCache:
                 lock.release()
                 return None
             os.utime(lock.file)
+        except CacheForeign as error:
+            logger.warning("weight cache: request %s led to another program's entry: %s", request.key, error)
+            lock.release()
+            return None
         except BaseException:
             lock.release()
             raise

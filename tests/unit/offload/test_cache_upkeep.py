@@ -63,6 +63,10 @@ def put_no_json(folder: CacheFolder) -> str:
     return put_other_format(folder, b"rubbish")
 
 
+def put_deep_json(folder: CacheFolder) -> str:
+    return put_other_format(folder, b"[" * 200_000)
+
+
 def put_no_files(folder: CacheFolder) -> str:
     return put_other_format(folder, b'{"format": "worldserve-weights-1", "metadata": {}}')
 
@@ -81,6 +85,7 @@ ODD: dict[str, tuple[Callable[[CacheFolder], str], EntryKind, str]] = {
     "link": (put_link, EntryKind.OTHER, "a link"),
     "format": (put_other_format, EntryKind.OTHER, "an entry of format worldserve-weights-2"),
     "no JSON": (put_no_json, EntryKind.OTHER, "an entry of format unknown"),
+    "deep JSON": (put_deep_json, EntryKind.OTHER, "an entry of format unknown"),
     "no files": (put_no_files, EntryKind.OTHER, "an entry of format worldserve-weights-1 with other keys"),
     "other keys": (put_other_keys, EntryKind.OTHER, "an entry of format worldserve-weights-1 with other keys"),
     "another user's": (put_unreadable, EntryKind.UNREADABLE, "Permission denied"),

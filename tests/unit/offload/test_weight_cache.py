@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -15,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from offload.cache_folder import CacheFolder
-from offload.cache_manifest import Manifest, Validation, check_entry
+from offload.cache_manifest import MANIFEST, Manifest, Validation, check_entry
 from offload.errors import CacheBusy, CacheDamaged, CacheError
 from offload.file_lock import FileLock, OnWait
 from offload.weight_cache import WeightCache
@@ -179,7 +180,11 @@ def test_the_fast_check_reads_no_data(cache: WeightCache) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", ["", "{", '{"address": 5}', '{"address": "../../etc"}', '{"address": "%s"}' % ("0" * 64)]
+    "content",
+    [
+        *("", "{", '{"address": 5}', '{"address": "../../etc"}', '{"address": "%s"}' % ("0" * 64)),
+        pytest.param("[" * 200_000, id="deep JSON"),
+    ],
 )
 def test_a_request_that_leads_nowhere_is_a_miss(cache: WeightCache, folder: CacheFolder, content: str) -> None:
     open_entry(cache).close()
@@ -365,6 +370,36 @@ def test_an_entry_that_is_not_what_the_request_is_for_is_a_miss(
     again = cache.find(asked, Validation.FULL)
     assert again is not None
     assert again.folder == mine.folder
+
+
+def test_an_entry_of_another_format_is_a_miss_and_stays(
+    cache: WeightCache, folder: CacheFolder, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = b'{"format": "worldserve-weights-2"}'
+    theirs = folder.entries / hashlib.sha256(text).hexdigest()
+    theirs.mkdir()
+    (theirs / MANIFEST).write_bytes(text)
+    (folder.requests / f"{request().key}.json").write_text(json.dumps({"address": theirs.name}))
+
+    mine = open_entry(cache)
+
+    assert mine.was_built
+    assert f"{theirs.name}: is of format worldserve-weights-2" in caplog.text
+    assert not is_locked_for_others(folder.lock_file(theirs.name))
+    mine.close()
+    assert not open_entry(cache).was_built
+    assert (theirs / MANIFEST).read_bytes() == text
+
+
+def test_a_cache_that_was_copied_without_its_locks_is_used(cache: WeightCache, folder: CacheFolder) -> None:
+    open_entry(cache).close()
+    for part in ("locks", "temporary"):
+        shutil.rmtree(folder.root / part)
+
+    found = open_entry(cache)
+
+    assert not found.was_built
+    assert is_locked_for_others(found.lock.file)
 
 
 def test_what_was_written_is_renamed_not_copied(folder: CacheFolder) -> None:

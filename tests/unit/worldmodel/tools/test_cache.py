@@ -76,12 +76,17 @@ def test_prune_says_what_it_expects(tmp_path: Path, entry: Path, capsys: pytest.
     assert entry.is_dir()
 
 
+def put_leftover(root: Path) -> str:
+    name = f"{'d' * 64}.abc"
+    (root / "temporary" / name).mkdir()
+    (root / "temporary" / name / "layer").write_bytes(bytes(2_000_000))
+    return name
+
+
 def test_what_killed_builds_left_is_listed_and_pruned(
     tmp_path: Path, entry: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    name = f"{'d' * 64}.abc"
-    (tmp_path / "temporary" / name).mkdir()
-    (tmp_path / "temporary" / name / "layer").write_bytes(bytes(2_000_000))
+    name = put_leftover(tmp_path)
 
     assert cache.main(["list", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -93,6 +98,17 @@ def test_what_killed_builds_left_is_listed_and_pruned(
     assert cache.main(["prune", str(tmp_path), "--max-age-hours", "1"]) == 0
     assert capsys.readouterr().out.splitlines()[0] == f"{name}  left by a process that was killed, deleted"
     assert not (tmp_path / "temporary" / name).exists()
+
+
+def test_what_is_left_in_a_cache_that_was_copied_without_its_locks_is_told_when_it_goes(
+    tmp_path: Path, entry: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = put_leftover(tmp_path)
+    shutil.rmtree(tmp_path / "locks")
+    assert cache.main(["prune", str(tmp_path), "--max-age-hours", "1"]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == f"{name}  left by a process that was killed, deleted"
+    assert not (tmp_path / "temporary" / name).exists()
+    assert entry.is_dir()
 
 
 def test_what_is_no_entry_is_told_and_survives_every_verb(
