@@ -141,7 +141,8 @@ def write_synced(file: Path, content: bytes) -> None:
 def read_address(pointer: Path) -> str | None:
     """Return the address a request's file names; None if there is no such file, or nothing that can be one in it."""
     try:
-        content = json.loads(pointer.read_bytes())
+        # Whatever else has the name could be a pipe, which would be waited for.
+        content = json.loads(pointer.read_bytes()) if pointer.is_file() else None
     except (OSError, ValueError, RecursionError):
         return None
     match content:

@@ -72,7 +72,7 @@ def _parser() -> ToolParser:
 
 
 def _number(text: str) -> int:
-    if not text.isdecimal() or len(text) > 18:
+    if not (text.isascii() and text.isdecimal()) or len(text) > 18:
         raise argparse.ArgumentTypeError(f"expected bytes from 0, got {text[:40]!r}")
     return int(text)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from offload.cache_folder import CacheFolder, file_system
+from offload.cache_folder import CacheFolder, file_system, read_address
 from offload.cache_manifest import Validation
 from offload.errors import CacheRootRefused
 from offload.weight_cache import WeightCache
@@ -115,3 +115,8 @@ def test_looking_at_a_folder_writes_nothing_and_the_first_use_makes_it(
     monkeypatch.setattr(Path, "mkdir", refused)
     with pytest.raises(CacheRootRefused, match=r"cannot be made \(Permission denied\)"):
         folder.make()
+
+
+def test_a_pipe_with_the_name_of_a_request_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "request.json")
+    assert read_address(tmp_path / "request.json") is None

@@ -175,7 +175,10 @@ def test_reading_verbs_write_nothing(tmp_path: Path, entry: Path, verb: str) -> 
     assert {path: path.lstat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
-@pytest.mark.parametrize("call", [[], ["prune", "FOLDER"], ["list"], ["prune", "FOLDER", "--max-bytes", "-1"]])
+@pytest.mark.parametrize(
+    "call",
+    [[], ["prune", "FOLDER"], ["list"], *(["prune", "FOLDER", "--max-bytes", text] for text in ("-1", "\uff12"))],
+)
 def test_a_wrong_call_ends_with_code_2(tmp_path: Path, entry: Path, call: list[str]) -> None:
     arguments = [str(tmp_path) if word == "FOLDER" else word for word in call]
     try:
