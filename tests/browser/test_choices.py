@@ -53,7 +53,7 @@ def test_a_reset_that_is_refused_leaves_the_prompt_as_it_was(standin: StandIn, p
     page.page.click("#worlds")
     page.page.fill("#chooser-prompt", TOO_LONG)
     page.page.click("#begin")
-    page.page.wait_for_selector("#toast >> text=too long")
+    page.wait("document.querySelector('#toast').textContent === 'too long'")
     assert page.page.input_value("#prompt") == "snow, and more of it"
 
 
