@@ -22,6 +22,8 @@ const BOOKMARK = 'worldserve.session';
 const START = 'worldserve.start';
 const ACCESS = 'worldserve.token';
 const PREFERENCES = 'worldserve.preferences';
+/** @type {Record<string, unknown[]>} */
+const CHOICES = { theme: ['system', 'dark', 'light'], format: ['fmp4', 'h264'] };
 
 /** @typedef {'sessionStorage' | 'localStorage'} Place */
 
@@ -54,7 +56,8 @@ function write(place, name, value) {
 
 /** @returns {Bookmark | null} */
 export function loadBookmark() {
-  return read('sessionStorage', BOOKMARK);
+  const kept = read('sessionStorage', BOOKMARK);
+  return typeof kept?.token === 'string' ? kept : null;
 }
 
 /** @param {Bookmark} bookmark */
@@ -88,11 +91,14 @@ export class KeptStart {
 }
 
 /**
+ * What is kept of each, unless it is no choice of this page: an older or a newer one may have kept it.
  * @param {Preferences} defaults
  * @returns {Preferences}
  */
 export function loadPreferences(defaults) {
-  return { ...defaults, ...read('localStorage', PREFERENCES) };
+  const kept = read('localStorage', PREFERENCES) ?? {};
+  const known = Object.entries(kept).filter(([name, value]) => (CHOICES[name] ?? [true, false]).includes(value));
+  return { ...defaults, ...Object.fromEntries(known) };
 }
 
 /** @param {Preferences} preferences */

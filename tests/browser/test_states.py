@@ -77,9 +77,15 @@ KEEPS_NOTHING = """
     Object.defineProperty(window, place, {get() { throw new DOMException('denied', 'SecurityError'); }});
 """
 KEPT_NONSENSE = "localStorage.setItem('worldserve.preferences', '{')"
+KEPT_BY_OTHERS = """
+  localStorage.setItem('worldserve.preferences', '{"format": "vp9", "theme": null, "map": "yes", "numbers": false}');
+  if (!sessionStorage.getItem('worldserve.session')) sessionStorage.setItem('worldserve.session', '{}');
+"""
 
 
-@pytest.mark.parametrize("before", [KEEPS_NOTHING, KEPT_NONSENSE], ids=["nothing", "nonsense"])
+@pytest.mark.parametrize(
+    "before", [KEEPS_NOTHING, KEPT_NONSENSE, KEPT_BY_OTHERS], ids=["nothing", "nonsense", "another page's"]
+)
 def test_a_browser_that_keeps_nothing_shows_the_world(standin: StandIn, browser: Browser, before: str) -> None:
     page = WatchedPage(browser, standin.url, before=before)
     page.begin()

@@ -31,12 +31,12 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from server.config import MediaSection
 from server.media.formats import EncodedChunk, EpochMuxer, MuxedChunk, StreamEncoder, create_stream_encoder
+from server.page import HEADERS
 from server.wire.messages import StreamFormat
 from worldmodel.messages import MediaFormat, MediaPart
 
 WIDTH, HEIGHT, FPS = 160, 96, 48
 RESUME_TOKEN, WATCH_TOKEN = "secret-resume", "secret-watch"
-CSP = "default-src 'self'; media-src blob:; img-src 'self' data: blob:"
 MIME_TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".html": "text/html"}
 WORLDS = {"day": "a small town, day", "night": "the town in night", "snow": "a snowy town", "sunset": "sunset scene"}
 NOT_FATAL = {"retryable": False, "fatal": False}
@@ -178,7 +178,7 @@ class StandIn:
         name = request.path_params.get("name", "index.html")
         path = files("clients") / "browser" / name
         suffix = name[name.rindex(".") :]
-        headers = {"Content-Security-Policy": CSP, "Cache-Control": "max-age=3600"}
+        headers = {**HEADERS, "Cache-Control": "max-age=3600"}
         return Response(path.read_bytes(), media_type=MIME_TYPES[suffix], headers=headers)
 
     async def _info(self, request: Request) -> Response:
