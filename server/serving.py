@@ -148,9 +148,10 @@ class WorldServer(uvicorn.Server):
         await super().shutdown(sockets)
 
     def _is_awaiting_answers(self) -> bool:
-        """Look for sockets that were told to close and did not answer yet."""
+        """Look for sockets that were told to close and did not answer yet, or whose clients read what comes before."""
         return any(
-            isinstance(connection, WebSocketsSansIOProtocol) and connection.close_sent
+            isinstance(connection, WebSocketsSansIOProtocol)
+            and (connection.close_sent or not connection.writable.is_set())
             for connection in self.server_state.connections
         )
 

@@ -8,7 +8,8 @@ from typing import Any
 from websockets.exceptions import ConnectionClosed
 
 from server.config import ServerSection
-from tests.support.server_client import WorldSocket, image_field
+from server.serving import GOODBYE_POLL_S
+from tests.support.server_client import NARROW_BYTES, WorldSocket, image_field, narrow_socket
 from tests.support.server_scripted import Server, serving
 from tests.support.server_worker import ScriptedWorker, model_info
 
@@ -96,6 +97,30 @@ async def test_a_client_that_is_sending_gets_the_reason_too() -> None:
     await asyncio.gather(*senders)
     for socket, code, its_start in zip(sockets, await asyncio.gather(*listening), started, strict=True):
         assert_told(socket, code, its_start)
+
+
+async def test_a_client_that_is_slow_to_read_gets_the_reason_too() -> None:
+    """What it has not read of a chunk, of which not even one fits into what the system buffers, is in the way of it."""
+    worker = ScriptedWorker(model_info(width=96, height=96))
+    async with serving(worker, send_buffer_bytes=NARROW_BYTES, server=PATIENT) as server:
+        socket = await server.connect(max_queue=1, sock=narrow_socket(server.url))
+        started = await socket.start(format="rgb24", pacing="free")
+        await socket.media()
+        transport = socket.connection.transport
+        transport.pause_reading()
+        num_ticks = len(server.session(started).ticks)
+        await server.until(lambda: len(server.session(started).ticks) > num_ticks)
+
+        async def read_once_told() -> int:
+            await server.until(lambda: server.context.table.is_stopping)
+            # Longer than the writers are given to send what is on its way to who reads.
+            await asyncio.sleep(5 * GOODBYE_POLL_S)
+            transport.resume_reading()
+            return await socket.closed()
+
+        listening = asyncio.create_task(read_once_told())
+        await stop(server)
+    assert_told(socket, await listening, started)
 
 
 async def test_who_waits_for_a_place_and_who_has_not_begun_is_sent_away() -> None:
