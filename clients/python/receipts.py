@@ -25,7 +25,8 @@ class Applied:
 class Receipt:
     """One accepted event. `applied` resolves when the chunk that shows it has arrived, or raises `EventDropped`.
 
-    `await receipt` waits for it, and giving up waiting leaves it as it is.
+    `await receipt` waits for it, and giving up waiting leaves it as it is. Chunks must be taken meanwhile: who takes
+    none stops the world, and the event with it.
     """
 
     event_id: int

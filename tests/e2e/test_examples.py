@@ -13,7 +13,7 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ import pytest
 
 from clients.conformance.picture import png
 from clients.examples import drive_by_gamepad, scripted_flight, watch, window, write_mp4
-from clients.python import Chunk, World, WorldClient, connect, errors
+from clients.python import Chunk, Receipt, World, WorldClient, connect, errors
 from server.wire.binary import pack_chunk
 from server.wire.messages import StreamFormat
 from tests.support import game_fixtures, game_tools
@@ -72,10 +72,28 @@ def num_frames(path: Path) -> int:
         return sum(1 for _ in container.decode(video=0))
 
 
-async def test_write_mp4(server: ServerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def tap_late(world: WorldClient, *keys: str, tap: Callable[..., Awaitable[Receipt]] = WorldClient.tap) -> Receipt:
+    """Tap once the model has made as many chunks as a client keeps, and waits for them to be taken."""
+    await world._session.buffer.full()
+    return await tap(world, *keys)
+
+
+@pytest.mark.parametrize("tap", [WorldClient.tap, tap_late], ids=["at once", "late"])
+async def test_write_mp4(
+    server: ServerProcess,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tap: Callable[..., Awaitable[Receipt]],
+) -> None:
+    monkeypatch.setattr(WorldClient, "tap", tap)
     await write_mp4.main(server.url, str(tmp_path / "walk.mp4"))
-    assert f"8 chunks in {tmp_path / 'walk.mp4'}; the turn is in chunk " in capsys.readouterr().out
-    assert num_frames(tmp_path / "walk.mp4") == 9 + 7 * 12
+    told = re.fullmatch(r"(\d+) chunks in (.*); the turn is in chunk (\d+)\n", capsys.readouterr().out)
+    assert told is not None
+    num_chunks, turn = int(told[1]), int(told[3])
+    assert num_chunks == max(8, turn + 1)
+    assert told[2] == str(tmp_path / "walk.mp4")
+    assert num_frames(tmp_path / "walk.mp4") == 9 + (num_chunks - 1) * 12
 
 
 def test_write_mp4_says_how_it_is_called() -> None:
