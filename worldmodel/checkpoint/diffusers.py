@@ -138,15 +138,21 @@ class Checkpoint:
         return sampled_digest(self.path, files)
 
 
+def require_folder(path: Path | str) -> Path:
+    """Return the folder of a checkpoint. Raises `CheckpointError` if there is none."""
+    folder = Path(path)
+    if not folder.is_dir():
+        raise CheckpointError(str(folder), "is no folder" if folder.exists() else "checkpoint folder does not exist")
+    return folder
+
+
 def open_checkpoint(path: Path | str) -> Checkpoint:
     """Open a checkpoint folder. What is wrong with a component is said when that is asked for.
 
     Raises:
         CheckpointError: for a missing folder, or a missing or malformed `model_index.json`.
     """
-    folder = Path(path)
-    if not folder.is_dir():
-        raise CheckpointError(str(folder), "is no folder" if folder.exists() else "checkpoint folder does not exist")
+    folder = require_folder(path)
     if not (folder / _INDEX).is_file():
         raise CheckpointError(str(folder), f"is no diffusers checkpoint: it has no {_INDEX}")
     index = read_json_object(folder / _INDEX)

@@ -18,7 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from worldmodel.checkpoint.diffusers import weight_files
+from worldmodel.checkpoint.diffusers import require_folder, weight_files
 from worldmodel.checkpoint.errors import CheckpointError
 from worldmodel.checkpoint.json_file import read_json_object
 from worldmodel.checkpoint.problems import Problem
@@ -110,9 +110,7 @@ def open_checkpoint(path: Path | str, *, tag: str, tokenizer: str | None, proble
     Appends to `problems` what is wrong with its settings. Raises `CheckpointError` if there is no such folder, or its
     files or sizes can't be read; it names every file that can't, with the problems so far.
     """
-    folder = Path(path)
-    if not folder.is_dir():
-        raise CheckpointError(str(folder), "is no folder" if folder.exists() else "checkpoint folder does not exist")
+    folder = require_folder(path)
     unread: list[Problem] = []
     config = _try_to(lambda: read_json_object(folder / CONFIG_FILE), unread)
     metadata = _try_to(lambda: read_json_object(folder / METADATA_FILE), unread)
