@@ -58,8 +58,7 @@ class OmniSocket:
     async def open(cls, url: str, **options: Any) -> Self:
         """Connect; `url` is the server's http URL."""
         address = url.replace("http://", "ws://") + "v1/realtime/video"
-        options = {"max_size": None, "proxy": None, "compression": None, **PATIENT, **options}
-        return cls(await connect(address, **options))
+        return cls(await connect(address, **{**PATIENT, **options}))
 
     async def send(self, type: str, **fields: Any) -> None:
         await self.connection.send(json.dumps({"type": type, **fields}))

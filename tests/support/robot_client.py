@@ -132,8 +132,7 @@ class RobotSocket:
     async def open(cls, url: str, path: str = OPENPI, *, wait: bool = True, **options: Any) -> Self:
         """Connect; `url` is the server's http URL. With `wait` the config has been received."""
         address = url.replace("http://", "ws://") + path
-        options = {**PATIENT, **options}
-        robot = cls(await connect(address, max_size=None, proxy=None, compression=None, **options))
+        robot = cls(await connect(address, **{**PATIENT, **options}))
         if wait:
             robot.config = await robot.receive()
         return robot

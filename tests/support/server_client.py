@@ -28,8 +28,14 @@ ANSWER_TIMEOUT_S = 30.0
 EXPECT_TIMEOUT_S = 60.0
 """The same for a message that does not come while others do, such as chunks."""
 
-PATIENT: dict[str, Any] = {"open_timeout": ANSWER_TIMEOUT_S, "ping_interval": None}
-"""Options of a connection that is not given up because the machine is busy with something else."""
+PATIENT: dict[str, Any] = {
+    "max_size": None,
+    "proxy": None,
+    "compression": None,
+    "open_timeout": ANSWER_TIMEOUT_S,
+    "ping_interval": None,
+}
+"""Options of a test's connection, which takes what comes and is not given up because the machine is busy."""
 
 PING_S = 60.0
 """How often these servers ping, and how long a pong may take, unless that is what a test is about."""
@@ -95,8 +101,7 @@ class WorldSocket:
     async def open(cls, url: str, *, viewer: bool = True, **options: Any) -> Self:
         """Connect; `url` is the server's http URL."""
         world = url.replace("http://", "ws://") + "v1/world"
-        options = {"max_size": None, "proxy": None, "compression": None, **PATIENT, **options}
-        return cls(await connect(world, **options), viewer=viewer)
+        return cls(await connect(world, **{**PATIENT, **options}), viewer=viewer)
 
     async def send(self, type: str, **fields: Any) -> None:
         await self.connection.send(json.dumps({"type": type, **fields}))
