@@ -19,12 +19,12 @@ import pytest
 
 from server.config import SessionSection
 from tests.support.server_client import Chunk, WorldSocket, image_field
-from tests.support.server_process import ANSWER_TIMEOUT_S, ROOT, STOP_TIMEOUT_S, ServerProcess, server_process
+from tests.support.server_process import ANSWER_TIMEOUT_S, STOP_TIMEOUT_S, ServerProcess, loading, server_process
 from tests.support.tidy_process import TIDIES_UP, own_bytes
 
 KEYS = {"track": "camera", "schema": "lingbot.camera_actions.v1"}
 
-HELD = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests/support/held")])}
+HELD = loading("held")
 """The environment of a server whose workers do nothing until they are let go."""
 
 

@@ -25,6 +25,12 @@ STOP_TIMEOUT_S = 30.0
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
+
+def loading(folder: str) -> Mapping[str, str]:
+    """Return the environment of Python processes that load the `sitecustomize.py` of a folder here as they start."""
+    return {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests/support" / folder)])}
+
+
 CONFIG = """\
 [model]
 name = "fake"

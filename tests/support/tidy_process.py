@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from pathlib import Path
@@ -10,13 +9,12 @@ from pathlib import Path
 import psutil
 
 from benchmarks.demo_process import process_use
-from tests.support.server_process import ROOT
+from tests.support.server_process import loading
 
-TIDIES_UP = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests/support/tidy")])}
+TIDIES_UP = loading("tidy")
 """The environment of Python processes that tidy up when they are asked to; so do the processes that they start."""
 
 POLL_S = 0.3
-
 
 TIMEOUT_S = 60.0
 """Only there to end a test that hangs."""
