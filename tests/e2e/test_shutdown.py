@@ -7,10 +7,9 @@ from typing import Any
 
 from websockets.exceptions import ConnectionClosed
 
-from server.config import ServerSection
 from server.serving import GOODBYE_POLL_S
 from tests.support.server_client import NARROW_BYTES, WorldSocket, image_field, narrow_socket
-from tests.support.server_scripted import Server, serving
+from tests.support.server_scripted import UNHURRIED, Server, serving
 from tests.support.server_worker import ScriptedWorker, model_info
 
 
@@ -44,17 +43,13 @@ def assert_all_answered(socket: WorldSocket) -> None:
     assert sorted(dropped + applied) == sorted(queued)
 
 
-PATIENT = ServerSection(shutdown_s=120.0)
-"""A quarter of it is the time for a client to answer a close."""
-
-
 async def stop(server: Server) -> None:
     """Leave the sockets to the server."""
     server.stack.pop_all()
 
 
 async def test_every_session_is_told_before_its_socket_is_closed() -> None:
-    async with serving(ScriptedWorker(model_info(capacity_sessions=3)), server=PATIENT) as server:
+    async with serving(ScriptedWorker(model_info(capacity_sessions=3)), server=UNHURRIED) as server:
         sockets = [await server.connect() for _ in range(3)]
         started = [await socket.start() for socket in sockets]
         await server.pause(sockets[0])
@@ -69,7 +64,7 @@ async def test_every_session_is_told_before_its_socket_is_closed() -> None:
 
 
 async def test_the_events_of_the_chunk_under_way_are_answered() -> None:
-    async with serving(server=PATIENT) as server:
+    async with serving(server=UNHURRIED) as server:
         socket = await server.connect()
         started = await socket.start(pacing="free")
         await server.pause(socket)
@@ -86,7 +81,7 @@ async def test_the_events_of_the_chunk_under_way_are_answered() -> None:
 
 
 async def test_a_client_that_is_sending_gets_the_reason_too() -> None:
-    async with serving(ScriptedWorker(model_info(capacity_sessions=3)), server=PATIENT) as server:
+    async with serving(ScriptedWorker(model_info(capacity_sessions=3)), server=UNHURRIED) as server:
         sockets = [await server.connect() for _ in range(3)]
         started = [await socket.start(pacing="free") for socket in sockets]
         senders = [asyncio.create_task(send_events(socket, first=0)) for socket in sockets]
@@ -102,7 +97,7 @@ async def test_a_client_that_is_sending_gets_the_reason_too() -> None:
 async def test_a_client_that_is_slow_to_read_gets_the_reason_too() -> None:
     """What it has not read of a chunk, of which not even one fits into what the system buffers, is in the way of it."""
     worker = ScriptedWorker(model_info(width=96, height=96))
-    async with serving(worker, send_buffer_bytes=NARROW_BYTES, server=PATIENT) as server:
+    async with serving(worker, send_buffer_bytes=NARROW_BYTES, server=UNHURRIED) as server:
         socket = await server.connect(max_queue=1, sock=narrow_socket(server.url))
         started = await socket.start(format="rgb24", pacing="free")
         await socket.media()
@@ -124,7 +119,7 @@ async def test_a_client_that_is_slow_to_read_gets_the_reason_too() -> None:
 
 
 async def test_who_waits_for_a_place_and_who_has_not_begun_is_sent_away() -> None:
-    async with serving(ScriptedWorker(model_info(capacity_sessions=1)), server=PATIENT) as server:
+    async with serving(ScriptedWorker(model_info(capacity_sessions=1)), server=UNHURRIED) as server:
         first, waiting, silent = [await server.connect() for _ in range(3)]
         await first.start()
         await waiting.send("session.start", protocol=1, prompt="", image=image_field())

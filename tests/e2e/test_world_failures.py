@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from server.config import ServerSection, SessionSection
+from server.config import SessionSection
 from tests.support.server_client import image_field
-from tests.support.server_scripted import Server, serving
+from tests.support.server_scripted import UNHURRIED, Server, serving
 from tests.support.server_worker import ScriptedWorker, model_info, other_tick
 from worldmodel.errors import OutcomeUnknown, RequestRefused, TickRolledBack
 
@@ -288,9 +288,7 @@ async def test_those_who_wait_keep_waiting_while_the_worker_restarts() -> None:
 
 
 async def test_shutting_down_closes_every_socket_with_restart() -> None:
-    # A quarter of the time is for the clients to answer the close.
-    section = ServerSection(shutdown_s=120.0)
-    async with serving(ScriptedWorker(model_info(capacity_sessions=3)), server=section) as server:
+    async with serving(ScriptedWorker(model_info(capacity_sessions=3)), server=UNHURRIED) as server:
         sockets = [await server.connect() for _ in range(3)]
         for socket in sockets:
             await socket.start()

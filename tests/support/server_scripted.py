@@ -13,13 +13,17 @@ import av
 from fastapi import FastAPI
 
 from server.app import create_app
-from server.config import ServerConfig
+from server.config import ServerConfig, ServerSection
 from server.context import ServerContext
 from tests.support.server_client import Chunk, WorldSocket, fake_config, running
 from tests.support.server_worker import ScriptedWorker, WorkerSession
 from worldmodel.messages import SessionId
 
 KEYS = {"track": "camera", "schema": "lingbot.camera_actions.v1", "data": {"mode": "state", "held": ["w"]}}
+
+
+UNHURRIED = ServerSection(shutdown_s=120.0)
+"""Of a server that ends: a quarter of it is the time for its clients to answer a close."""
 
 
 class ManualClock:
