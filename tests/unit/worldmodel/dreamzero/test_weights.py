@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,15 @@ def load(folder: Path, options: DreamZeroOptions = OPTIONS):
     return load_model(str(folder), options, plan, torch.device("cpu"), lambda stage, fraction, detail: None)
 
 
+@contextmanager
+def refused_with(*problems: str) -> Iterator[None]:
+    """Check that a checkpoint is refused with all of these."""
+    with pytest.raises(CheckpointError) as caught:
+        yield
+    for problem in problems:
+        assert problem in str(caught.value), problem
+
+
 def test_all_problems_are_named_at_once(tmp_path: Path) -> None:
     weights = dict(tensors("weights"))
     del weights["action_head.model.head.modulation"]
@@ -39,9 +50,7 @@ def test_all_problems_are_named_at_once(tmp_path: Path) -> None:
     metadata["oxe_droid"]["modalities"]["video"]["wrist_image_left"]["resolution"] = [32]
     training = training_config() | {"relative_action_keys": ["elbow"]}
     folder = write_checkpoint(tmp_path, weights=weights, metadata=metadata, training=training)
-    with pytest.raises(CheckpointError) as caught:
-        load(folder)
-    for part in (
+    with refused_with(
         "transformer: 1 missing tensor (head.modulation)",
         "transformer: 1 extra tensor (action_head.model.stranger (here stranger))",
         "vae: 1 wrong shape (action_head.vae.model.conv1.bias (here quant_conv.bias) [3] instead of [32])",
@@ -51,23 +60,21 @@ def test_all_problems_are_named_at_once(tmp_path: Path) -> None:
         "modalities.video.wrist_image_left.resolution",
         "relative_action_keys names no action: elbow",
     ):
-        assert part in str(caught.value), part
+        load(folder)
 
 
 def test_all_problems_of_the_sizes_are_named_at_once(tmp_path: Path) -> None:
     network = tiny_config()["action_head_cfg"]["config"]["diffusion_model_cfg"]
     network = {key: value for key, value in network.items() if key != "dim"} | {"model_type": "t2v", "num_heads": "4"}
     folder = write_checkpoint(tmp_path, diffusion_model_cfg=network, num_frames=32, decouple_inference_noise=True)
-    with pytest.raises(CheckpointError) as caught:
-        read_checkpoint(str(folder), OPTIONS)
-    for part in (
+    with refused_with(
         "dim is missing",
         "model_type: expected one of i2v, ti2v",
         "num_heads: expected an integer",
         "num_frames: expected one more than a multiple of 4",
         "video_inference_final_noise",
     ):
-        assert part in str(caught.value), part
+        read_checkpoint(str(folder), OPTIONS)
 
 
 def test_settings_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
@@ -93,15 +100,13 @@ def test_all_files_that_cannot_be_read_are_named_at_once(tmp_path: Path) -> None
     (folder / "experiment_cfg/metadata.json").unlink()
     (folder / "experiment_cfg/conf.yaml").unlink()
     (folder / "model.safetensors").write_bytes(bytes(4))
-    with pytest.raises(CheckpointError) as caught:
-        read_checkpoint(str(folder), OPTIONS)
-    for part in (
+    with refused_with(
         "config.json: is not valid JSON",
         "metadata.json: cannot be read",
         "experiment_cfg/conf.yaml is missing",
         "model.safetensors: ",
     ):
-        assert part in str(caught.value), part
+        read_checkpoint(str(folder), OPTIONS)
 
 
 def test_without_its_training_configuration_a_checkpoint_is_not_served(tmp_path: Path) -> None:
@@ -224,14 +229,12 @@ def test_adapters_that_do_not_fit_are_named(tmp_path: Path) -> None:
         f"{stem}.k.lora_A.weight": torch.zeros(4, 63),
         f"{stem}.k.lora_B.weight": torch.zeros(64, 4),
     }
-    with pytest.raises(CheckpointError) as caught:
-        load(write_checkpoint(tmp_path, weights=weights))
-    for part in (
+    with refused_with(
         "lora_alpha: the checkpoint holds adapters",
         "blocks.0.self_attn.q: expected a base weight, lora_A and",
         "blocks.0.self_attn.k: lora_A [4, 63] and lora_B [64, 4] do not fit [64, 64]",
     ):
-        assert part in str(caught.value), part
+        load(write_checkpoint(tmp_path, weights=weights))
 
 
 def test_a_tensor_under_two_names_is_refused(tmp_path: Path) -> None:
