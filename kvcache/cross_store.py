@@ -18,7 +18,7 @@ from kvcache.attention import Attention
 from kvcache.checks import check_index, check_rows
 from kvcache.errors import CrossStoreEmpty
 from kvcache.pages import PageId, PageLedger
-from kvcache.pool import allocate
+from kvcache.pool import IndexedRows, allocate
 from kvcache.spec import CrossStoreSpec, KVSpec
 
 CrossKey = tuple[str, int]
@@ -201,8 +201,26 @@ class CrossStore:
         """Return views of K and V [L, H, D], and the logit bias [L] if there is one. Raises CrossStoreEmpty."""
         self._require_open("read")
         check_index("layer", layer, self._pool.num_layers)
+        entry = self._entry()
+        k_LHD, v_LHD = self._pool.read(layer, entry)
+        return k_LHD, v_LHD, entry.logit_bias_L
+
+    def indexed(self) -> IndexedRows:
+        """Return where the store lies, as numbers. Raises CrossStoreEmpty, ValueError for rows that have a bias."""
+        self._require_open("indexed")
+        entry = self._entry()
+        if entry.logit_bias_L is not None:
+            raise ValueError(f"indexed: expected rows without a bias in cross store {self._key[0]!r}")
+        return IndexedRows(
+            k_EXHD=self._pool.k_ZLHD,
+            v_EXHD=self._pool.v_ZLHD,
+            entry=entry.slot,
+            first_row=0,
+            num_rows=entry.num_tokens,
+        )
+
+    def _entry(self) -> CrossEntry:
         entry = self._table.get(self._key)
         if entry is None:
             raise CrossStoreEmpty(self._key[0])
-        k_LHD, v_LHD = self._pool.read(layer, entry)
-        return k_LHD, v_LHD, entry.logit_bias_L
+        return entry

@@ -32,6 +32,32 @@ class WritableRows:
     tokens_per_frame: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class IndexedRows:
+    """Where attention that finds K/V by number reads: `num_rows` rows from `first_row` on of entries of a storage.
+
+    `k_EXHD` and `v_EXHD` are the whole storage of each layer. A layer with B streams reads entries `entry * B` up to
+    `entry * B + B - 1`.
+    """
+
+    k_EXHD: tuple[Tensor, ...]
+    v_EXHD: tuple[Tensor, ...]
+    entry: int
+    first_row: int
+    num_rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class IndexedChunk:
+    """Where a chunk in flight reads, and by the number of streams of a layer the rows it writes.
+
+    `rows_to_write` are the `first_rows_F` of `writable_all`: rows of the layer's storage, int64, on its device.
+    """
+
+    read: IndexedRows
+    rows_to_write: dict[int, Tensor]
+
+
 class BoundChunk(Protocol):
     """The rows of one chunk in flight. `local_slot` names the branch; arguments are checked by the caller."""
 
@@ -60,6 +86,10 @@ class BoundChunk(Protocol):
 
     def visible_branches(self, layer: int, num_registers: int) -> tuple[Tensor, Tensor]:
         """Return the same of all streams of a layer, [B, S, H, D]."""
+        ...
+
+    def indexed(self, num_registers: int) -> IndexedChunk:
+        """Return where the chunk and `num_registers` registers lie, as numbers. Raises ValueError for pages."""
         ...
 
     def write_frames(self, layer: int, local_slot: int, frames: Sequence[int], k_NHD: Tensor, v_NHD: Tensor) -> None:
@@ -149,7 +179,9 @@ class ExtentPool:
 class _ExtentChunk:
     def __init__(self, pool: ExtentPool, staged: StagedChunk) -> None:
         spec = pool.spec
+        assert staged.extent is not None, "the chunk is not stored in extents"
         self._pool = pool
+        self._extent = staged.extent
         self._extents = [slots.layer_extents(spec, staged, layer) for layer in range(spec.num_layers)]
         self._runs = slots.write_runs(spec, staged)
         self._first_row, self._end_row = slots.visible_rows(spec, staged)
@@ -199,6 +231,22 @@ class _ExtentChunk:
             v_XHD=self._pool.v_EXHD[layer].flatten(0, 1),
             first_rows_F=self._token_rows[key],
             tokens_per_frame=1,
+        )
+
+    def indexed(self, num_registers: int) -> IndexedChunk:
+        spec, first = self._pool.spec, self._first_row - num_registers
+        layers = {spec.layer_slots(layer): layer for layer in range(spec.num_layers)}
+        return IndexedChunk(
+            read=IndexedRows(
+                k_EXHD=self._pool.k_EXHD,
+                v_EXHD=self._pool.v_EXHD,
+                entry=self._extent,
+                first_row=first,
+                num_rows=self._end_row - first,
+            ),
+            rows_to_write={
+                streams: self.writable_all(layer, num_registers).first_rows_F for streams, layer in layers.items()
+            },
         )
 
     def read_frames(self, layer: int, local_slot: int, frames: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -310,6 +358,9 @@ class _PagedChunk:
             first_rows_F=rows_FT.flatten(),
             tokens_per_frame=1,
         )
+
+    def indexed(self, num_registers: int) -> IndexedChunk:
+        raise ValueError("indexed: the frames of a chunk lie in pages, expected one extent")
 
     def _pages_of(self, local_slot: int, frames: Sequence[int]) -> Tensor:
         return _index(slots.pages_of(self._staged, local_slot, frames), self._pool.device)

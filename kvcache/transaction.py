@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from kvcache.attention import Attention
     from kvcache.cross_store import CrossStore, CrossStores
-    from kvcache.pool import BoundChunk, KVPool, WritableRows
+    from kvcache.pool import BoundChunk, IndexedChunk, KVPool, WritableRows
 
 
 class ChunkState(StrEnum):
@@ -204,6 +204,14 @@ class ChunkTransaction:
         for slot in slots:
             self._locate_written("attend_all", layer, self._branch_of(slot))
         return attend_streams(self._attention, q_BNHD, *self._bound.visible_branches(layer, 0))
+
+    def indexed(self, num_registers: int = 0) -> IndexedChunk:
+        """Return where the chunk and its registers lie, as numbers; `rows_to_write_all` says that they are written.
+
+        Raises ValueError unless the chunk lies in an extent.
+        """
+        self._require_open("indexed")
+        return self._bound.indexed(num_registers)
 
     def cross_store(self, name: str, *, branch: int = 0) -> CrossStore:
         """Return the staged view of a cross store. Raises ValueError for an unknown name."""
