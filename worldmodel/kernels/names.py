@@ -27,3 +27,11 @@ class LayerOperations(StrEnum):
     UNFUSED = "unfused"
     PLAIN = "plain"
     TRITON = "triton"
+
+
+class GraphChoice(StrEnum):
+    """Whether forwards are captured in CUDA graphs at load. AUTO: where that is possible and measures faster."""
+
+    AUTO = "auto"
+    ON = "on"
+    OFF = "off"

@@ -1,0 +1,214 @@
+"""Forwards captured in CUDA graphs: what a worker captures while it warms up, and replays afterwards.
+
+A call of a forward has arguments (tensors of this call), constants (tensors of the model, one of a few) and K/V of a
+chunk. Captured, it reads all three at fixed addresses: a `FixedValue` each, and an `IndexedKV`. The plain call is the
+same function on the caller's own objects. Knows no model.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+
+from kvcache.attention import Attention
+from kvcache.attention_indexed import Flash3Indexed, IndexedAttention, why_not_indexed
+from kvcache.indexed import IndexableKV, IndexedKV
+from kvcache.spec import KVSpec, Storage
+from worldmodel.errors import LoadFailed
+from worldmodel.kernels.names import GraphChoice
+from worldmodel.wan.fixed_value import FixedValue, map_tensors
+
+logger = logging.getLogger(__name__)
+
+OutT = TypeVar("OutT")
+
+WARM_UP_RUNS = 2
+"""Runs before a capture: what a first run allocates or compiles must not be part of the graph."""
+
+TIMED_RUNS = 5
+
+MIN_GAIN = 0.04
+"""What a graph must save of a plain call to be kept: it holds memory of its own, and timings vary by 1 to 2 %."""
+
+GRAPH_BASE_BYTES = 128 * 2**20
+"""Estimate of what graphs hold whatever they compute, workspaces of matrix products first; for the memory plan only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Recording(Generic[OutT]):
+    """A captured call: `replay` runs it again, and the result is in `out`, until the next replay of any recording."""
+
+    replay: Callable[[], None]
+    out: OutT
+    num_bytes: int
+
+
+class Recorder(Protocol):
+    """What captures calls."""
+
+    def record(self, call: Callable[[], OutT]) -> Recording[OutT]:
+        """Capture a call whose launches depend on nothing but tensors that stay where they are."""
+        ...
+
+    def time_ms(self, call: Callable[[], object]) -> float:
+        """Return how long a call takes, waiting for the device."""
+        ...
+
+
+class CudaRecorder:
+    """Captures in CUDA graphs that share one pool of memory: recordings are replayed one after the other."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def record(self, call: Callable[[], OutT]) -> Recording[OutT]:
+        side = torch.cuda.Stream(self._device)
+        side.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UP_RUNS):
+                call()
+        torch.cuda.current_stream(self._device).wait_stream(side)
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()
+        before_bytes = torch.cuda.memory_reserved(self._device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            out = call()
+        num_bytes = torch.cuda.memory_reserved(self._device) - before_bytes
+        return Recording(replay=graph.replay, out=out, num_bytes=num_bytes)
+
+    def time_ms(self, call: Callable[[], object]) -> float:
+        call()
+        times_ms = []
+        for _ in range(TIMED_RUNS):
+            torch.cuda.synchronize(self._device)
+            started_s = time.perf_counter()
+            call()
+            torch.cuda.synchronize(self._device)
+            times_ms.append(1000.0 * (time.perf_counter() - started_s))
+        return sorted(times_ms)[TIMED_RUNS // 2]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardCall(Generic[OutT]):
+    """One call of a forward, which may be captured.
+
+    `name` is the same for calls with the same shapes, and shown to operators. `run` gets arguments, constants and K/V,
+    either those given here or others that stand for them.
+    """
+
+    name: str
+    run: Callable[[Any, Any, Any], OutT]
+    arguments: object
+    constants: object
+    kv: IndexableKV
+    num_registers: int = 0
+
+    def plain(self) -> OutT:
+        """Run it as it is."""
+        return self.run(self.arguments, self.constants, self.kv)
+
+
+class _Captured(Generic[OutT]):
+    """A recording, and the places that it reads."""
+
+    def __init__(self, call: ForwardCall[OutT], kv: KVSpec, attention: IndexedAttention, recorder: Recorder) -> None:
+        self._arguments = FixedValue(call.arguments)
+        self._constants = FixedValue(call.constants)
+        self._kv = IndexedKV(kv, attention, call.kv, num_registers=call.num_registers)
+        self._recording = recorder.record(
+            lambda: call.run(self._arguments.value, self._constants.value, self._kv),
+        )
+
+    @property
+    def num_bytes(self) -> int:
+        fixed = (self._arguments, self._constants, self._kv)
+        return self._recording.num_bytes + sum(each.num_bytes for each in fixed)
+
+    def __call__(self, call: ForwardCall[OutT]) -> OutT:
+        """Run a call of the same name. The result is the caller's."""
+        self._arguments.load(call.arguments)
+        self._constants.load_constant(call.constants)
+        self._kv.show(call.kv)
+        self._recording.replay()
+        return map_tensors(self._recording.out, torch.clone)
+
+
+def create_graphs(
+    choice: GraphChoice, kv: KVSpec, attention: Attention, dtype: torch.dtype, device: torch.device
+) -> CapturedForwards | str:
+    """Return what captures the forwards of a worker, or why there is nothing to capture them with.
+
+    `dtype` is that of K/V. Raises `LoadFailed` naming the option if graphs were asked for and can't be had.
+    """
+    if choice is GraphChoice.OFF:
+        return "off"
+    reason = why_no_graphs(kv, attention, dtype, device)
+    if reason is None:
+        return CapturedForwards(choice, kv, Flash3Indexed(), CudaRecorder(device))
+    if choice is GraphChoice.ON:
+        raise LoadFailed(f"graphs 'on' can't be had: {reason}", field="graphs")
+    return reason
+
+
+def why_no_graphs(kv: KVSpec, attention: Attention, dtype: torch.dtype, device: torch.device) -> str | None:
+    """Return why forwards can't be captured, or None."""
+    if device.type != "cuda":
+        return f"they need a CUDA device, the model is on {device.type!r}"
+    if kv.effective_storage is not Storage.EXTENTS:
+        return "they need a bounded window, whose K/V lies in extents"
+    return why_not_indexed(attention, dtype)
+
+
+class CapturedForwards:
+    """Every captured forward of a worker, by name. One that has a new name is captured until `seal` is called."""
+
+    def __init__(self, choice: GraphChoice, kv: KVSpec, attention: IndexedAttention, recorder: Recorder) -> None:
+        if choice is GraphChoice.OFF:
+            raise ValueError("graphs: expected 'auto' or 'on', got 'off'")
+        self._choice = choice
+        self._kv = kv
+        self._attention = attention
+        self._recorder = recorder
+        self._is_sealed = False
+        self._captured: dict[str, _Captured[Any] | None] = {}
+        self._said: list[str] = []
+
+    @property
+    def description(self) -> str:
+        """What is captured and what that gained, for operators."""
+        return f"graphs {', '.join(self._said) or 'none'}"
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that graphs and what they read hold on the device."""
+        return sum(each.num_bytes for each in self._captured.values() if each is not None)
+
+    def seal(self) -> None:
+        """Capture no more: calls with another name run plain from now on."""
+        self._is_sealed = True
+
+    def __call__(self, call: ForwardCall[OutT]) -> OutT:
+        """Run a call, captured if its name is."""
+        if call.name not in self._captured:
+            if self._is_sealed:
+                return call.plain()
+            self._captured[call.name] = self._capture(call)
+        captured = self._captured[call.name]
+        return call.plain() if captured is None else captured(call)
+
+    def _capture(self, call: ForwardCall[OutT]) -> _Captured[OutT] | None:
+        plain_ms = self._recorder.time_ms(call.plain)
+        captured = _Captured(call, self._kv, self._attention, self._recorder)
+        graph_ms = self._recorder.time_ms(lambda: captured(call))
+        is_kept = self._choice is GraphChoice.ON or graph_ms <= (1.0 - MIN_GAIN) * plain_ms
+        times = f"{plain_ms:.2f} ms plain, {graph_ms:.2f} ms in a graph"
+        self._said.append(f"{call.name} ({times})" if is_kept else f"not {call.name} ({times})")
+        logger.info("graphs: %s: %s, %d bytes, kept: %s", call.name, times, captured.num_bytes, is_kept)
+        return captured if is_kept else None
