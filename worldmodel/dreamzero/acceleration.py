@@ -6,6 +6,7 @@ import torch
 
 from kvcache.attention_backends import AttentionShape
 from kvcache.spec import KVSpec
+from worldmodel.dreamzero.captured_forward import CapturedForward
 from worldmodel.dreamzero.config import DreamZeroOptions
 from worldmodel.dreamzero.fused_forward import FusedForward
 from worldmodel.dreamzero.sampler import Forward
@@ -16,6 +17,7 @@ from worldmodel.errors import LoadFailed
 from worldmodel.kernels.layer_ops import LayerOps
 from worldmodel.kernels.names import AttentionChoice, LayerOperations
 from worldmodel.wan.acceleration import Acceleration, attention_backend, join, layer_operations
+from worldmodel.wan.captured import create_graphs
 from worldmodel.wan.precision import PrecisionPlan
 
 
@@ -31,6 +33,19 @@ def accelerate(model: LoadedModel, options: DreamZeroOptions, kv: KVSpec) -> Acc
     ops = _choose_ops(sizes, options, plan, transformer.device)
     forward = transformer if ops is None else FusedForward(transformer, ops, quantize=plan.quantizes_linears)
     return join(chosen, forward, ops, plan)
+
+
+def capture(
+    acceleration: Acceleration[Forward], model: LoadedModel, options: DreamZeroOptions, kv: KVSpec
+) -> CapturedForward | str:
+    """Return the forward that a worker captures while it warms up, or why it captures none.
+
+    Raises:
+        LoadFailed: naming the option, for graphs that were asked for and can't be had.
+    """
+    transformer = model.transformer
+    graphs = create_graphs(options.graphs, kv, acceleration.attention, transformer.plan.linear, transformer.device)
+    return graphs if isinstance(graphs, str) else CapturedForward(acceleration.forward, graphs, kv)
 
 
 def check_choices(

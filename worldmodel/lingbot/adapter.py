@@ -338,6 +338,9 @@ class LingBotAdapter:
     def warm_up_arrays(self, chunk_index: int) -> Arrays:
         return NO_ARRAYS
 
+    def end_warm_up(self) -> None:
+        """Do nothing: nothing is captured."""
+
     def _num_chunks_until_slid(self) -> int:
         config = self._transformer.config
         if config.window_latent_frames is None:

@@ -1,0 +1,170 @@
+"""Captured forwards on a CUDA device: the bits of what was captured, sessions in turns, nothing captured later.
+
+Run with `pytest -m gpu tests/gpu`. On a machine without a device these tests fail, they do not skip.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import NoReturn, TypeVar
+
+import numpy as np
+import pytest
+import torch
+
+from kvcache.attention_indexed import Flash3Indexed, GatheredAttention
+from tests.support.dreamzero_made import random_pictures, write_tiny
+from tests.support.dreamzero_sessions import Answer, call, close_robot, open_robot, reset_robot, runtime_of
+from worldmodel.dreamzero.adapter import DreamZeroAdapter, create_adapter
+from worldmodel.dreamzero.captured_forward import CapturedForward
+from worldmodel.dreamzero.config import parse_options
+from worldmodel.kernels.names import GraphChoice
+from worldmodel.messages import StartWorker
+from worldmodel.runtime import Runtime
+from worldmodel.wan.captured import CapturedForwards, Recording
+from worldmodel.wan.fixed_value import tensors_of
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
+
+OutT = TypeVar("OutT")
+
+FLASH3_SIZES = {"dim": 256, "num_heads": 2}
+"""Heads of 128 numbers, which FlashAttention-3 is built for."""
+
+NUM_CALLS = 20
+PROMPTS = ("Close the drawer.", "Pick up the red block")
+
+
+class NotCaptured:
+    """Runs a call over the same fixed places, operation by operation: what a graph must repeat bit by bit."""
+
+    def record(self, call: Callable[[], OutT]) -> Recording[OutT]:
+        out = call()
+
+        def replay() -> None:
+            for old, new in zip(tensors_of(out), tensors_of(call()), strict=True):
+                old.copy_(new)
+
+        return Recording(replay=replay, out=out, num_bytes=0)
+
+    def time_ms(self, call: Callable[[], object]) -> float:
+        call()
+        return 1.0
+
+
+@pytest.fixture(scope="module", params=["14b", "5b"])
+def start(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> StartWorker:
+    folder: Path = tmp_path_factory.mktemp(request.param)
+    made = write_tiny(folder, request.param, sizes=FLASH3_SIZES)
+    return replace(made, device="cuda", precision="bf16", requested_sessions=2)
+
+
+def load(start: StartWorker, graphs: str, *, not_captured: bool = False) -> tuple[Runtime, DreamZeroAdapter]:
+    """Return a worker after its warm-up."""
+    options = {"computed_steps": 5, "attention": "flash3", "layer_operations": "triton", "graphs": graphs}
+    start = replace(start, model_options=parse_options(options))
+    adapter = create_adapter(start, lambda *_: None)
+    if not_captured:
+        kv = adapter.kv_spec()
+        forwards = CapturedForwards(GraphChoice.ON, kv, Flash3Indexed(), NotCaptured())
+        adapter._graphs = CapturedForward(adapter._acceleration.forward, forwards, kv)
+        adapter._sampler._forward = adapter._graphs
+    runtime = runtime_of(adapter, start)
+    runtime.warm_up(lambda *_: None)
+    return runtime, adapter
+
+
+def play(worker: tuple[Runtime, DreamZeroAdapter]) -> list[Answer]:
+    """Two robots in turns, each with another prompt on the way; one is reset, one leaves and comes again."""
+    runtime, adapter = worker
+    answers: list[Answer] = []
+    counts = {"a": 0, "b": 0}
+    for name in counts:
+        open_robot(runtime, name)
+    for turn in range(NUM_CALLS):
+        for number, name in enumerate(counts):
+            if turn == 7 and name == "a":
+                reset_robot(runtime, name)
+                counts[name] = 0
+            if turn == 11 and name == "b":
+                close_robot(runtime, name)
+                open_robot(runtime, name)
+                counts[name] = 0
+            prompt = PROMPTS[(number + turn // 6) % 2]
+            seen = random_pictures(adapter._model.robot, 0 if counts[name] == 0 else 1 + 2 * turn + number)
+            answers.append(call(runtime, name, counts[name], seen, prompt))
+            counts[name] += 1
+    for name in counts:
+        close_robot(runtime, name)
+    return answers
+
+
+def no_capture(*_: object, **__: object) -> NoReturn:
+    raise AssertionError("a graph is captured in the middle of a session")
+
+
+def test_graphs_repeat_what_they_captured_for_every_session(
+    start: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    want = play(load(start, "off", not_captured=True))
+    worker = load(start, "on")
+    monkeypatch.setattr(torch.cuda, "graph", no_capture)
+    got = play(worker)
+    assert len(got) == 2 * NUM_CALLS
+    for ours, theirs in zip(got, want, strict=True):
+        np.testing.assert_array_equal(ours.actions, theirs.actions)
+        assert torch.equal(ours.latents, theirs.latents)
+
+
+def test_graphs_act_as_plain_forwards(start: StartWorker) -> None:
+    """FlashAttention-3 has another schedule where it reads lengths from the device; sums may be in another order."""
+    got, want = play(load(start, "on")), play(load(start, "off"))
+    scale = max(float(np.abs(answer.actions).max()) for answer in want)
+    farthest = max(float(np.abs(ours.actions - theirs.actions).max()) for ours, theirs in zip(got, want, strict=True))
+    same = sum(np.array_equal(ours.actions, theirs.actions) for ours, theirs in zip(got, want, strict=True))
+    print(f"actions up to {scale:.3f} differ by {farthest:.2e} at most, {same} of {len(got)} calls have the same bits")
+    assert farthest <= 2e-2 * scale
+
+
+def test_graphs_hold_what_was_planned_and_grow_no_more(start: StartWorker) -> None:
+    runtime, adapter = load(start, "on")
+    _, plain = load(start, "off")
+    assert isinstance(adapter._graphs, CapturedForward)
+    planned_bytes = adapter.kv_spec().worker_owned_bytes - plain.kv_spec().worker_owned_bytes
+    held_bytes = adapter._graphs.num_bytes
+    print(f"graphs hold {held_bytes} of {planned_bytes} bytes planned: {adapter.spec.attention_backend}")
+    assert 0 < held_bytes <= planned_bytes
+    play((runtime, adapter))
+    torch.cuda.synchronize()
+    before_bytes = torch.cuda.memory_allocated()
+    play((runtime, adapter))
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_allocated() == before_bytes
+    assert adapter._graphs.num_bytes == held_bytes
+
+
+def test_what_is_chosen_by_itself_is_said(start: StartWorker) -> None:
+    _, adapter = load(start, "auto")
+    shown = adapter.spec.attention_backend
+    assert "ms in a graph" in shown
+    options = parse_options({"attention": "torch_sdpa", "graphs": "auto"})
+    other = create_adapter(replace(start, model_options=options), lambda *_: None)
+    assert other.spec.attention_backend.endswith("no graphs: they need the attention 'flash3', chosen is 'torch_sdpa'")
+
+
+@pytest.mark.parametrize("num_queries", [5, 25, 200])
+def test_attention_by_number_equals_its_twin(num_queries: int) -> None:
+    rng = torch.Generator("cuda").manual_seed(0)
+    k_EXHD, v_EXHD = (torch.randn(6, 300, 2, 128, device="cuda", generator=rng).bfloat16() for _ in range(2))
+    q_BNHD = torch.randn(2, num_queries, 2, 128, device="cuda", generator=rng).bfloat16()
+    for entries, lengths in (((4, 1), (275, 275)), ((0, 5), (7, 129)), ((3, 3), (64, 1))):
+        places = {
+            "entries_B": torch.tensor(entries, dtype=torch.int32, device="cuda"),
+            "num_rows_B": torch.tensor(lengths, dtype=torch.int32, device="cuda"),
+        }
+        for first in (0, 25):
+            rows = k_EXHD[:, first:], v_EXHD[:, first:]
+            got = Flash3Indexed()(q_BNHD, *rows, **places)
+            torch.testing.assert_close(got, GatheredAttention()(q_BNHD, *rows, **places), atol=1e-2, rtol=1e-2)
