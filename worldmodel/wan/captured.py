@@ -66,22 +66,28 @@ class CudaRecorder:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
+        # One stream warms up and captures: workspaces of matrix products belong to a stream and are never given back.
+        self._side = torch.cuda.Stream(device)
 
     def record(self, call: Callable[[], OutT]) -> Recording[OutT]:
-        side = torch.cuda.Stream(self._device)
-        side.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(side):
+        before_bytes = self._reserved_bytes()
+        here = torch.cuda.current_stream(self._device)
+        self._side.wait_stream(here)
+        with torch.cuda.stream(self._side):
             for _ in range(WARM_UP_RUNS):
                 call()
-        torch.cuda.current_stream(self._device).wait_stream(side)
+        here.wait_stream(self._side)
+        graph = torch.cuda.CUDAGraph()
+        # Other threads of a worker may talk to the device meanwhile.
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._side, capture_error_mode="thread_local"):
+            out = call()
+        return Recording(replay=graph.replay, out=out, num_bytes=self._reserved_bytes() - before_bytes)
+
+    def _reserved_bytes(self) -> int:
+        """Return what is held once nothing is kept for later."""
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()
-        before_bytes = torch.cuda.memory_reserved(self._device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            out = call()
-        num_bytes = torch.cuda.memory_reserved(self._device) - before_bytes
-        return Recording(replay=graph.replay, out=out, num_bytes=num_bytes)
+        return torch.cuda.memory_reserved(self._device)
 
     def time_ms(self, call: Callable[[], object]) -> float:
         call()
