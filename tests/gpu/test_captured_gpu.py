@@ -5,8 +5,9 @@ Run with `pytest -m gpu tests/gpu`. On a machine without a device these tests fa
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -61,10 +62,14 @@ def start(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return replace(made, device="cuda", precision="bf16", requested_sessions=2)
 
 
+def with_options(start: StartWorker, graphs: str) -> StartWorker:
+    options = {"computed_steps": 5, "attention": "flash3", "layer_operations": "triton", "graphs": graphs}
+    return replace(start, model_options=parse_options(options))
+
+
 def load(start: StartWorker, graphs: str, *, not_captured: bool = False) -> tuple[Runtime, DreamZeroAdapter]:
     """Return a worker after its warm-up."""
-    options = {"computed_steps": 5, "attention": "flash3", "layer_operations": "triton", "graphs": graphs}
-    start = replace(start, model_options=parse_options(options))
+    start = with_options(start, graphs)
     adapter = create_adapter(start, lambda *_: None)
     if not_captured:
         kv = adapter.kv_spec()
@@ -105,22 +110,36 @@ def no_capture(*_: object, **__: object) -> NoReturn:
     raise AssertionError("a graph is captured in the middle of a session")
 
 
-def test_graphs_repeat_what_they_captured_for_every_session(
-    start: StartWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    want = play(load(start, "off", not_captured=True))
-    worker = load(start, "on")
-    monkeypatch.setattr(torch.cuda, "graph", no_capture)
-    got = play(worker)
-    assert len(got) == 2 * NUM_CALLS
-    for ours, theirs in zip(got, want, strict=True):
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """A worker with graphs, and what it answered while nothing could be captured."""
+
+    start: StartWorker
+    runtime: Runtime
+    adapter: DreamZeroAdapter
+    answers: list[Answer]
+
+
+@pytest.fixture(scope="module")
+def served(start: StartWorker) -> Served:
+    runtime, adapter = load(start, "on")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "graph", no_capture)
+        answers = play((runtime, adapter))
+    return Served(start=start, runtime=runtime, adapter=adapter, answers=answers)
+
+
+def test_graphs_repeat_what_they_captured_for_every_session(served: Served) -> None:
+    want = play(load(served.start, "off", not_captured=True))
+    assert len(served.answers) == 2 * NUM_CALLS
+    for ours, theirs in zip(served.answers, want, strict=True):
         np.testing.assert_array_equal(ours.actions, theirs.actions)
         assert torch.equal(ours.latents, theirs.latents)
 
 
-def test_graphs_act_as_plain_forwards(start: StartWorker) -> None:
+def test_graphs_act_as_plain_forwards(served: Served) -> None:
     """FlashAttention-3 has another schedule where it reads lengths from the device; sums may be in another order."""
-    got, want = play(load(start, "on")), play(load(start, "off"))
+    got, want = served.answers, play(load(served.start, "off"))
     scale = max(float(np.abs(answer.actions).max()) for answer in want)
     farthest = max(float(np.abs(ours.actions - theirs.actions).max()) for ours, theirs in zip(got, want, strict=True))
     same = sum(np.array_equal(ours.actions, theirs.actions) for ours, theirs in zip(got, want, strict=True))
@@ -128,18 +147,19 @@ def test_graphs_act_as_plain_forwards(start: StartWorker) -> None:
     assert farthest <= 2e-2 * scale
 
 
-def test_graphs_hold_what_was_planned_and_grow_no_more(start: StartWorker) -> None:
-    runtime, adapter = load(start, "on")
-    _, plain = load(start, "off")
+def test_graphs_hold_what_was_planned_and_grow_no_more(served: Served) -> None:
+    runtime, adapter = served.runtime, served.adapter
+    plain = create_adapter(with_options(served.start, "off"), lambda *_: None)
     assert isinstance(adapter._graphs, CapturedForward)
     planned_bytes = adapter.kv_spec().worker_owned_bytes - plain.kv_spec().worker_owned_bytes
     held_bytes = adapter._graphs.num_bytes
     print(f"graphs hold {held_bytes} of {planned_bytes} bytes planned: {adapter.spec.attention_backend}")
     assert 0 < held_bytes <= planned_bytes
-    play((runtime, adapter))
+    gc.collect()
     torch.cuda.synchronize()
     before_bytes = torch.cuda.memory_allocated()
     play((runtime, adapter))
+    gc.collect()
     torch.cuda.synchronize()
     assert torch.cuda.memory_allocated() == before_bytes
     assert adapter._graphs.num_bytes == held_bytes
