@@ -18,7 +18,7 @@ from kvcache.attention import Attention
 from kvcache.checks import check_index, check_rows
 from kvcache.errors import CrossStoreEmpty
 from kvcache.pages import PageId, PageLedger
-from kvcache.pool import IndexedRows, allocate
+from kvcache.pool import IndexedRows, allocate, clear
 from kvcache.spec import CrossStoreSpec, KVSpec
 
 CrossKey = tuple[str, int]
@@ -63,6 +63,9 @@ class CrossPool:
             for layer, (k_LHD, v_LHD) in enumerate(pairs):
                 self.k_ZLHD[layer][slot, : k_LHD.shape[0]].copy_(k_LHD)
                 self.v_ZLHD[layer][slot, : v_LHD.shape[0]].copy_(v_LHD)
+            # Kernels that are told lengths in device memory read whole tiles: see `IndexedKV`.
+            end = pairs[0][0].shape[0]
+            clear(v_LHD for v_ZLHD in self.v_ZLHD if len(v_LHD := v_ZLHD[slot, end:]))
 
     def check_pairs(self, pairs: Sequence[tuple[Tensor, Tensor]], logit_bias_L: Tensor | None) -> int:
         """Check a whole publication before anything is written and return its number of tokens."""

@@ -4,6 +4,10 @@ A captured forward runs over an `IndexedKV` in place of a chunk in flight or its
 object is shown another chunk: its numbers and rows are copied to fixed places in device memory. Nothing here decides
 where K/V lies.
 
+A kernel that learns the number of rows on the device reads whole tiles of them. FlashAttention-3 gives what lies past
+the end the weight 0 and still multiplies it, so that one NaN there, left by whoever had the extent before, would spoil
+every result. Showing a chunk therefore clears the rows that a last tile may reach; they belong to no visible frame.
+
 Shapes: B streams of a layer, N tokens of a chunk, R registers, H heads, D head size.
 """
 
@@ -16,8 +20,11 @@ from torch import Tensor
 
 from kvcache.attention_indexed import IndexedAttention
 from kvcache.cross_store import CrossStore
-from kvcache.pool import IndexedChunk, IndexedRows, WritableRows, allocate
+from kvcache.pool import IndexedChunk, IndexedRows, WritableRows, allocate, clear
 from kvcache.spec import KVSpec
+
+TILE_ROWS = 256
+"""Rows that a kernel reads at once, at most; those of FlashAttention-3 for heads of 128 read 176 or 224."""
 
 
 class IndexableKV(Protocol):
@@ -79,6 +86,18 @@ class IndexedKV:
         for streams, rows in chunk.rows_to_write.items():
             self._rows[streams].copy_(rows)
         self._numbers.set([*(read[0] for _ in self._rows), *read[1:]])
+        self._clear_past_the_end(chunk.read)
+
+    def _clear_past_the_end(self, rows: IndexedRows) -> None:
+        """Clear values: keys there may be anything, since their weight does not depend on them."""
+        end = rows.first_row + rows.num_rows
+        if end == rows.v_EXHD[0].shape[1]:
+            return
+        tails: list[Tensor] = []
+        for layer, v_EXHD in enumerate(rows.v_EXHD):
+            streams = self._spec.layer_slots(layer)
+            tails += v_EXHD[rows.entry * streams : (rows.entry + 1) * streams, end : end + TILE_ROWS].unbind(0)
+        clear(tails)
 
     # ---------------------------------------------------------------- what a forward asks for
 

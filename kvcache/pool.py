@@ -6,7 +6,7 @@ S visible rows, B streams of a layer (its branches, or one), H heads, D head siz
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -139,6 +139,14 @@ def allocate(num: int, shape: tuple[int, ...], device: torch.device, dtype: torc
     """Allocate `num` zeroed tensors that can be written both inside and outside inference mode."""
     with torch.inference_mode(False):
         return tuple(torch.zeros(shape, device=device, dtype=dtype) for _ in range(num))
+
+
+@torch.no_grad()
+def clear(tensors: Iterable[Tensor]) -> None:
+    """Fill tensors of one dtype with zeros, in few launches. Each must be contiguous."""
+    found = [tensor.view(torch.uint8) for tensor in tensors]
+    if found:
+        torch._foreach_zero_(found)
 
 
 def _total_bytes(*groups: tuple[Tensor, ...]) -> int:

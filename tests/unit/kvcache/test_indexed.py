@@ -161,6 +161,46 @@ def test_rows_past_the_end_may_hold_anything() -> None:
     torch.testing.assert_close(got, torch.stack(want), atol=1e-5, rtol=1e-5)
 
 
+class MultipliesWhatItHides(GatheredAttention):
+    """Gives rows past the end the weight 0 and multiplies them all the same, as FlashAttention-3 does within a tile."""
+
+    def __call__(
+        self, q_BNHD: torch.Tensor, k_EXHD: torch.Tensor, v_EXHD: torch.Tensor, **places: torch.Tensor
+    ) -> torch.Tensor:
+        out_BNHD = super().__call__(q_BNHD, k_EXHD, v_EXHD, **places)
+        read_BXHD = v_EXHD.index_select(0, places["entries_B"])
+        return out_BNHD + 0.0 * read_BXHD.sum(1, keepdim=True)
+
+
+def test_numbers_that_a_failed_chunk_left_reach_no_later_session() -> None:
+    """Chunks and drafts come to nothing in every extent and slot, also in those that the last session gets."""
+    cache, numbers = make_cache(), Numbers(2)
+    nans = torch.full((2, 6, SPEC.num_kv_heads, SPEC.head_dim), torch.nan)
+    text = [(nans[0, :5], nans[0, :5])] * SPEC.num_layers
+    for name in ("a", "b", "c", "last"):
+        cache.open(name)
+        with cache.lease(name) as lease, torch.no_grad():
+            chunk = lease.begin_chunk(2)
+            if name != "last":
+                for part in (chunk, chunk.draft(2)):
+                    for layer in range(SPEC.num_layers):
+                        spoilt = nans[: SPEC.layer_slots(layer)]
+                        part.write_all(layer, spoilt, spoilt)
+                for branch in (0, 1):
+                    chunk.cross_store("text", branch=branch).publish(text)
+                chunk.rollback()
+            else:
+                numbers.publish(chunk)
+                kv = IndexedKV(SPEC, MultipliesWhatItHides(), chunk)
+                for layer in range(SPEC.num_layers):
+                    streams = SPEC.layer_slots(layer)
+                    kv.write_all(layer, numbers.heads(streams, 6), numbers.heads(streams, 6))
+                    assert kv.attend_all(layer, numbers.heads(streams, 6)).isfinite().all()
+                    assert kv.cross_store("text", branch=1).attend(layer, numbers.heads(6)).isfinite().all()
+                chunk.rollback()
+        cache.close(name)
+
+
 class Named:
     def __init__(self, name: str) -> None:
         self.name = name
