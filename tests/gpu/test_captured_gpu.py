@@ -50,6 +50,9 @@ class NotCaptured:
 
         return Recording(replay=replay, out=out, num_bytes=0)
 
+    def forget(self) -> None:
+        """Hold nothing."""
+
     def time_ms(self, call: Callable[[], object]) -> float:
         call()
         return 1.0

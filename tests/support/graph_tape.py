@@ -18,6 +18,9 @@ from worldmodel.wan.captured import Recording
 
 OutT = TypeVar("OutT")
 
+BYTES_OF_A_TAPE = 1000
+"""What a tape says that it holds."""
+
 READS_ON_THE_HOST = ("aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "aten::is_nonzero")
 
 
@@ -72,6 +75,7 @@ class TapeRecorder:
 
     def __init__(self, *times_ms: float) -> None:
         self.tapes: list[Tape] = []
+        self.num_alive = 0
         self._times_ms = list(times_ms or (10.0, 1.0))
         self.num_timed = 0
 
@@ -81,7 +85,11 @@ class TapeRecorder:
         with tape:
             out = call()
         self.tapes.append(tape)
-        return Recording(replay=tape.replay, out=out, num_bytes=1000)
+        self.num_alive += 1
+        return Recording(replay=tape.replay, out=out, num_bytes=BYTES_OF_A_TAPE)
+
+    def forget(self) -> None:
+        self.num_alive = 0
 
     def time_ms(self, call: Callable[[], object]) -> float:
         call()

@@ -7,9 +7,11 @@ same function on the caller's own objects. Knows no model.
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -55,19 +57,28 @@ class Recorder(Protocol):
         """Capture a call whose launches depend on nothing but tensors that stay where they are."""
         ...
 
+    def forget(self) -> None:
+        """Let go of all recordings; none may be replayed any more."""
+        ...
+
     def time_ms(self, call: Callable[[], object]) -> float:
         """Return how long a call takes, waiting for the device."""
         ...
 
 
 class CudaRecorder:
-    """Captures in CUDA graphs that share one pool of memory: recordings are replayed one after the other."""
+    """Captures in CUDA graphs that share one pool of memory: recordings are replayed one after the other.
+
+    All live until `forget`, also those that nobody replays. One stream warms up and captures, since memory of a pool is
+    used again on the same stream only. The workspaces of matrix products belong to that stream; versions of torch that
+    give them back when one of its graphs ends would leave the others writing to memory that is no longer theirs.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
-        # One stream warms up and captures: workspaces of matrix products belong to a stream and are never given back.
         self._side = torch.cuda.Stream(device)
+        self._graphs: list[torch.cuda.CUDAGraph] = []
 
     def record(self, call: Callable[[], OutT]) -> Recording[OutT]:
         before_bytes = self._reserved_bytes()
@@ -79,9 +90,15 @@ class CudaRecorder:
         here.wait_stream(self._side)
         graph = torch.cuda.CUDAGraph()
         # Other threads of a worker may talk to the device meanwhile.
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._side, capture_error_mode="thread_local"):
+        capture = torch.cuda.graph(graph, pool=self._pool, stream=self._side, capture_error_mode="thread_local")
+        with _without_collection(), capture:
             out = call()
+        self._graphs.append(graph)
         return Recording(replay=graph.replay, out=out, num_bytes=self._reserved_bytes() - before_bytes)
+
+    def forget(self) -> None:
+        self._graphs.clear()
+        torch.cuda.empty_cache()
 
     def _reserved_bytes(self) -> int:
         """Return what is held once nothing is kept for later."""
@@ -99,6 +116,19 @@ class CudaRecorder:
             torch.cuda.synchronize(self._device)
             times_ms.append(1000.0 * (time.perf_counter() - started_s))
         return sorted(times_ms)[TIMED_RUNS // 2]
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Collect garbage now and none within: what it frees, events and graphs too, would be freed during a capture."""
+    gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +161,10 @@ class _Captured(Generic[OutT]):
         self._recording = recorder.record(
             lambda: call.run(self._arguments.value, self._constants.value, self._kv),
         )
+
+    @property
+    def recording_bytes(self) -> int:
+        return self._recording.num_bytes
 
     @property
     def num_bytes(self) -> int:
@@ -184,6 +218,7 @@ class CapturedForwards:
         self._recorder = recorder
         self._is_sealed = False
         self._captured: dict[str, _Captured[Any] | None] = {}
+        self._dropped_bytes = 0
         self._said: list[str] = []
 
     @property
@@ -194,11 +229,19 @@ class CapturedForwards:
     @property
     def num_bytes(self) -> int:
         """Bytes that graphs and what they read hold on the device."""
-        return sum(each.num_bytes for each in self._captured.values() if each is not None)
+        return self._dropped_bytes + sum(each.num_bytes for each in self._captured.values() if each is not None)
+
+    @property
+    def has_any(self) -> bool:
+        """Whether a forward is captured and kept."""
+        return any(each is not None for each in self._captured.values())
 
     def seal(self) -> None:
         """Capture no more: calls with another name run plain from now on."""
         self._is_sealed = True
+        if not self.has_any:
+            self._recorder.forget()
+            self._dropped_bytes = 0
 
     def __call__(self, call: ForwardCall[OutT]) -> OutT:
         """Run a call, captured if its name is."""
@@ -211,10 +254,19 @@ class CapturedForwards:
 
     def _capture(self, call: ForwardCall[OutT]) -> _Captured[OutT] | None:
         plain_ms = self._recorder.time_ms(call.plain)
-        captured = _Captured(call, self._kv, self._attention, self._recorder)
+        try:
+            captured = _Captured(call, self._kv, self._attention, self._recorder)
+        except RuntimeError as error:
+            raise LoadFailed(
+                f"graphs: {call.name} can't be captured, 'off' runs it without ({error})", field="graphs"
+            ) from error
         graph_ms = self._recorder.time_ms(lambda: captured(call))
         is_kept = self._choice is GraphChoice.ON or graph_ms <= (1.0 - MIN_GAIN) * plain_ms
         times = f"{plain_ms:.2f} ms plain, {graph_ms:.2f} ms in a graph"
         self._said.append(f"{call.name} ({times})" if is_kept else f"not {call.name} ({times})")
         logger.info("graphs: %s: %s, %d bytes, kept: %s", call.name, times, captured.num_bytes, is_kept)
-        return captured if is_kept else None
+        if is_kept:
+            return captured
+        # Its graph lives on beside the others, in memory that later ones use too.
+        self._dropped_bytes += captured.recording_bytes
+        return None

@@ -12,7 +12,7 @@ from kvcache.attention_indexed import GatheredAttention
 from kvcache.cache import KVCache
 from kvcache.indexed import IndexableKV
 from kvcache.spec import KVSpec
-from tests.support.graph_tape import TapeRecorder
+from tests.support.graph_tape import BYTES_OF_A_TAPE, TapeRecorder
 from worldmodel.errors import LoadFailed
 from worldmodel.kernels.names import GraphChoice
 from worldmodel.wan.captured import CapturedForwards, ForwardCall, create_graphs, why_no_graphs
@@ -78,7 +78,8 @@ def test_a_graph_is_kept_if_it_is_asked_for_or_gains_enough(
 ) -> None:
     graphs, factor = forwards(choice, TapeRecorder(10.0, graph_ms)), torch.tensor([2.0])
     graphs(asked.call(3.0, factor))
-    assert (graphs.num_bytes > 0) == is_kept
+    graphs.seal()
+    assert (graphs.num_bytes > 0) == is_kept == graphs.has_any
     shown = f"product (10.00 ms plain, {graph_ms:.2f} ms in a graph)"
     assert graphs.description == f"graphs {shown}" if is_kept else f"graphs not {shown}"
     runs = asked.num_runs
@@ -94,6 +95,31 @@ def test_nothing_is_captured_once_sealed(asked: Asked) -> None:
     assert graphs(asked.call(4.0, factor, "late")).item() == 8.0
     assert graphs(asked.call(5.0, factor, "early")).item() == 10.0
     assert (len(recorder.tapes), recorder.num_timed) == (1, 2)
+
+
+def test_a_graph_that_gains_nothing_lives_as_long_as_one_that_does(asked: Asked) -> None:
+    """What it would give back when it ends may be in use by the others."""
+    recorder = TapeRecorder(10.0, 12.0, 10.0, 5.0)
+    graphs, factor = forwards(GraphChoice.AUTO, recorder), torch.tensor([2.0])
+    for name in ("slow", "fast"):
+        graphs(asked.call(3.0, factor, name))
+    graphs.seal()
+    assert recorder.num_alive == 2
+    assert graphs.num_bytes > 2 * BYTES_OF_A_TAPE
+    none = TapeRecorder(10.0, 12.0)
+    graphs = forwards(GraphChoice.AUTO, none)
+    graphs(asked.call(3.0, factor))
+    assert graphs.num_bytes == BYTES_OF_A_TAPE
+    graphs.seal()
+    assert (none.num_alive, graphs.num_bytes) == (0, 0)
+
+
+def test_a_forward_that_can_not_be_captured_names_the_way_out(asked: Asked) -> None:
+    graphs = forwards(GraphChoice.ON, TapeRecorder())
+    call = replace(asked.call(3.0, torch.tensor([2.0])), run=lambda argument, constant, kv: argument.item())
+    with pytest.raises(LoadFailed, match="graphs: product can't be captured, 'off' runs it without") as failed:
+        graphs(call)
+    assert failed.value.field == "graphs"
 
 
 def test_what_reads_on_the_host_is_no_graph() -> None:
