@@ -209,17 +209,16 @@ class CrossStore:
         return k_LHD, v_LHD, entry.logit_bias_L
 
     def indexed(self) -> IndexedRows:
-        """Return where the store lies, as numbers. Raises CrossStoreEmpty, ValueError for rows that have a bias."""
+        """Return where the store lies, as numbers. Raises CrossStoreEmpty."""
         self._require_open("indexed")
         entry = self._entry()
-        if entry.logit_bias_L is not None:
-            raise ValueError(f"indexed: expected rows without a bias in cross store {self._key[0]!r}")
         return IndexedRows(
             k_EXHD=self._pool.k_ZLHD,
             v_EXHD=self._pool.v_ZLHD,
             entry=entry.slot,
             first_row=0,
             num_rows=entry.num_tokens,
+            logit_bias_S=entry.logit_bias_L,
         )
 
     def _entry(self) -> CrossEntry:

@@ -13,6 +13,7 @@ Shapes: B streams of a layer, N tokens of a chunk, R registers, H heads, D head 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Protocol
 
 import torch
@@ -38,12 +39,19 @@ class IndexableKV(Protocol):
 class IndexedKV:
     """Made from an example; afterwards `show` chunks with as many frames, of any session and any length.
 
-    Implements what forwards of all branches need of a chunk and of a draft (`BranchedLayerKV`). Showing a chunk is not
-    writing it: the caller tells a transaction which layers are written.
+    Implements what forwards need of a chunk and of a draft: those of all branches at once (`BranchedLayerKV`), and in
+    models with one branch those that name it (`LayerKV`). Showing a chunk is not writing it: the caller tells a
+    transaction which layers are written. Rows of the cross stores `biased_stores` may have a bias.
     """
 
     def __init__(
-        self, spec: KVSpec, attention: IndexedAttention, example: IndexableKV, *, num_registers: int = 0
+        self,
+        spec: KVSpec,
+        attention: IndexedAttention,
+        example: IndexableKV,
+        *,
+        num_registers: int = 0,
+        biased_stores: Collection[str] = (),
     ) -> None:
         chunk = example.indexed(num_registers)
         device = chunk.read.k_EXHD[0].device
@@ -60,14 +68,15 @@ class IndexedKV:
         self._places = dict(zip(self._rows, self._numbers.places, strict=False))
         store_places = self._numbers.places[len(self._rows) :]
         self._stores = {
-            key: IndexedStore(attention, rows, place)
+            key: IndexedStore(attention, rows, place, name=key[0], is_biased=key[0] in biased_stores)
             for (key, rows), place in zip(stores.items(), store_places, strict=True)
         }
         self.show(example)
 
     @property
     def num_bytes(self) -> int:
-        return self._numbers.num_bytes + sum(rows.nbytes for rows in self._rows.values())
+        rows_bytes = sum(rows.nbytes for rows in self._rows.values())
+        return self._numbers.num_bytes + rows_bytes + sum(store.num_bytes for store in self._stores.values())
 
     def show(self, kv: IndexableKV) -> None:
         """Let the next run read and write where a chunk lies.
@@ -75,7 +84,7 @@ class IndexedKV:
         Raises ValueError for a chunk of another length, CrossStoreEmpty if a store was not filled.
         """
         chunk = kv.indexed(self._num_registers)
-        read = [chunk.read, *(kv.cross_store(name, branch=branch).indexed() for name, branch in self._stores)]
+        texts = [kv.cross_store(name, branch=branch).indexed() for name, branch in self._stores]
         if chunk.read.first_row != self._read.first_row:
             raise ValueError(f"expected rows from {self._read.first_row} on, got {chunk.read.first_row}")
         for streams, rows in chunk.rows_to_write.items():
@@ -83,9 +92,11 @@ class IndexedKV:
                 raise ValueError(
                     f"expected a chunk that writes {self._rows[streams].shape[0]} rows, got {rows.shape[0]}"
                 )
+        for store, text in zip(self._stores.values(), texts, strict=True):
+            store.show_bias(text)
         for streams, rows in chunk.rows_to_write.items():
             self._rows[streams].copy_(rows)
-        self._numbers.set([*(read[0] for _ in self._rows), *read[1:]])
+        self._numbers.set([*(chunk.read for _ in self._rows), *texts])
         self._clear_past_the_end(chunk.read)
 
     def _clear_past_the_end(self, rows: IndexedRows) -> None:
@@ -128,7 +139,11 @@ class IndexedKV:
         streams = self._spec.layer_slots(layer)
         rows = self._rows[streams].view(streams, -1)[:, part].flatten()
         for storage_EXHD, new_BNHD in ((self._read.k_EXHD[layer], k_BNHD), (self._read.v_EXHD[layer], v_BNHD)):
-            storage_EXHD.flatten(0, 1).index_copy_(0, rows, new_BNHD.flatten(0, 1))
+            if new_BNHD.dtype != storage_EXHD.dtype:
+                raise ValueError(f"K/V of layer {layer}: expected {storage_EXHD.dtype}, got {new_BNHD.dtype}")
+            # As bytes: torch has few operations on float8.
+            rows_XHD, new_XHD = (x.flatten(0, 1).view(torch.uint8) for x in (storage_EXHD, new_BNHD))
+            rows_XHD.index_copy_(0, rows, new_XHD)
 
     def attend_all(self, layer: int, q_BNHD: Tensor) -> Tensor:
         """Return attention [B, N, H, D] over registers, history and chunk in every stream of a layer."""
@@ -143,6 +158,28 @@ class IndexedKV:
             entries_B=entries_B,
             num_rows_B=num_rows_B,
         )
+
+    def write(self, layer: int, k_NHD: Tensor, v_NHD: Tensor, *, branch: int = 0) -> None:
+        """Copy K and V of the frames of a layer, in a model with one branch."""
+        self._require_one_stream(layer, branch)
+        self.write_all(layer, k_NHD.unsqueeze(0), v_NHD.unsqueeze(0))
+
+    def rows_to_write(self, layer: int, *, branch: int = 0) -> WritableRows:
+        """Return the rows of the frames of a layer, in a model with one branch."""
+        self._require_one_stream(layer, branch)
+        return self.rows_to_write_all(layer)
+
+    def attend(self, layer: int, q_NHD: Tensor, *, branch: int = 0) -> Tensor:
+        """Return attention [N, H, D] over history and chunk, in a model with one branch."""
+        self._require_one_stream(layer, branch)
+        return self.attend_all(layer, q_NHD.unsqueeze(0)).squeeze(0)
+
+    def _require_one_stream(self, layer: int, branch: int) -> None:
+        if branch or self._spec.num_local_branches != 1:
+            raise ValueError(
+                f"layer {layer}, branch {branch}: expected a model with one branch, it has "
+                f"{self._spec.num_local_branches}"
+            )
 
     def cross_store(self, name: str, *, branch: int = 0) -> IndexedStore:
         """Return a cross store of the chunk shown. Raises ValueError for an unknown name."""
@@ -163,10 +200,37 @@ class IndexedKV:
 class IndexedStore:
     """A cross store of whichever chunk was shown last."""
 
-    def __init__(self, attention: IndexedAttention, rows: IndexedRows, place: tuple[Tensor, Tensor]) -> None:
+    def __init__(
+        self,
+        attention: IndexedAttention,
+        example: IndexedRows,
+        place: tuple[Tensor, Tensor],
+        *,
+        name: str,
+        is_biased: bool,
+    ) -> None:
         self._attention = attention
-        self._rows = rows
+        self._rows = example
         self._entries_B, self._num_rows_B = place
+        self._name = name
+        self._bias_X: Tensor | None = None
+        if is_biased:
+            storage_EXHD = example.k_EXHD[0]
+            (self._bias_X,) = allocate(1, (storage_EXHD.shape[1],), storage_EXHD.device, torch.float32)
+
+    @property
+    def num_bytes(self) -> int:
+        return 0 if self._bias_X is None else self._bias_X.nbytes
+
+    def show_bias(self, rows: IndexedRows) -> None:
+        """Let the next run add the bias of these rows. Raises ValueError for one that was not expected."""
+        if self._bias_X is None:
+            if rows.logit_bias_S is not None:
+                raise ValueError(f"indexed: expected rows without a bias in cross store {self._name!r}")
+        elif rows.logit_bias_S is None:
+            self._bias_X.zero_()
+        else:
+            self._bias_X[: rows.num_rows].copy_(rows.logit_bias_S)
 
     def attend(self, layer: int, q_NHD: Tensor) -> Tensor:
         """Return attention [N, H, D] of the queries over the store."""
@@ -176,6 +240,7 @@ class IndexedStore:
             self._rows.v_EXHD[layer],
             entries_B=self._entries_B,
             num_rows_B=self._num_rows_B,
+            logit_bias_X=self._bias_X,
         )
         return out_BNHD.squeeze(0)
 

@@ -37,7 +37,7 @@ class IndexedRows:
     """Where attention that finds K/V by number reads: `num_rows` rows from `first_row` on of entries of a storage.
 
     `k_EXHD` and `v_EXHD` are the whole storage of each layer. A layer with B streams reads entries `entry * B` up to
-    `entry * B + B - 1`.
+    `entry * B + B - 1`. `logit_bias_S` (float32) is added to the logits of the rows, None for none.
     """
 
     k_EXHD: tuple[Tensor, ...]
@@ -45,6 +45,7 @@ class IndexedRows:
     entry: int
     first_row: int
     num_rows: int
+    logit_bias_S: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -206,7 +206,7 @@ class ChunkTransaction:
         return attend_streams(self._attention, q_BNHD, *self._bound.visible_branches(layer, 0))
 
     def indexed(self, num_registers: int = 0) -> IndexedChunk:
-        """Return where the chunk and its registers lie, as numbers; `rows_to_write_all` says that they are written.
+        """Return where the chunk and its registers lie, as numbers; `rows_to_write` says that they are written.
 
         Raises ValueError unless the chunk lies in an extent.
         """

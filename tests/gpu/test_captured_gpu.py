@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from kvcache.attention_indexed import Flash3Indexed, GatheredAttention
+from kvcache.attention_backends import AttentionBackend, AttentionShape, choose_attention
+from kvcache.attention_indexed import Flash3Indexed, GatheredAttention, IndexedAttention, indexed_attention
 from tests.support.dreamzero_made import random_pictures, write_tiny
 from tests.support.dreamzero_sessions import Answer, call, close_robot, open_robot, reset_robot, runtime_of
 from worldmodel.dreamzero.adapter import DreamZeroAdapter, create_adapter
@@ -174,11 +175,21 @@ def test_what_is_chosen_by_itself_is_said(start: StartWorker) -> None:
     assert "ms in a graph" in shown
     options = parse_options({"attention": "torch_sdpa", "graphs": "auto"})
     other = create_adapter(replace(start, model_options=options), lambda *_: None)
-    assert other.spec.attention_backend.endswith("no graphs: they need the attention 'flash3', chosen is 'torch_sdpa'")
+    assert other.spec.attention_backend.endswith("chosen is 'torch_sdpa'")
+
+
+def by_number(name: str, dtype: torch.dtype) -> IndexedAttention:
+    return indexed_attention(choose_attention(AttentionBackend(name), shape_of(dtype)).attention)
+
+
+def shape_of(dtype: torch.dtype) -> AttentionShape:
+    device = torch.device("cuda")
+    return AttentionShape(num_queries=64, num_keys=128, num_heads=2, head_dim=128, dtype=dtype, device=device)
 
 
 @pytest.mark.parametrize("num_queries", [5, 25, 200])
-def test_attention_by_number_equals_its_twin(num_queries: int) -> None:
+@pytest.mark.parametrize("name", ["flash3", "triton"])
+def test_attention_by_number_equals_its_twin(name: str, num_queries: int) -> None:
     rng = torch.Generator("cuda").manual_seed(0)
     k_EXHD, v_EXHD = (torch.randn(6, 300, 2, 128, device="cuda", generator=rng).bfloat16() for _ in range(2))
     q_BNHD = torch.randn(2, num_queries, 2, 128, device="cuda", generator=rng).bfloat16()
@@ -189,5 +200,26 @@ def test_attention_by_number_equals_its_twin(num_queries: int) -> None:
         }
         for first in (0, 25):
             rows = k_EXHD[:, first:], v_EXHD[:, first:]
-            got = Flash3Indexed()(q_BNHD, *rows, **places)
+            got = by_number(name, torch.bfloat16)(q_BNHD, *rows, **places)
             torch.testing.assert_close(got, GatheredAttention()(q_BNHD, *rows, **places), atol=1e-2, rtol=1e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
+def test_text_by_number_has_its_bias_and_never_reads_past_its_end(dtype: torch.dtype) -> None:
+    """Float8 text is met by bfloat16 queries, as a forward does. Whatever lies past the end is no number."""
+    rng = torch.Generator("cuda").manual_seed(1)
+    bias_X = torch.randn(512, device="cuda", generator=rng)
+    q_BNHD = torch.randn(1, 200, 2, 128, device="cuda", generator=rng).bfloat16()
+    attention = by_number("flash3", torch.bfloat16)
+    for num_rows in (1, 40, 121, 391, 512):
+        k_EXHD, v_EXHD = (torch.randn(3, 512, 2, 128, device="cuda", generator=rng) for _ in range(2))
+        for rows_EXHD in (k_EXHD, v_EXHD):
+            rows_EXHD[:, num_rows:] = torch.nan
+        given = (q_BNHD, k_EXHD.to(dtype), v_EXHD.to(dtype))
+        places = {
+            "entries_B": torch.tensor((2,), dtype=torch.int32, device="cuda"),
+            "num_rows_B": torch.tensor((num_rows,), dtype=torch.int32, device="cuda"),
+            "logit_bias_X": bias_X,
+        }
+        got = attention(*given, **places)
+        torch.testing.assert_close(got, GatheredAttention()(*given, **places), atol=1e-2, rtol=1e-2)

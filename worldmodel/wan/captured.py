@@ -18,7 +18,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 
 from kvcache.attention import Attention
-from kvcache.attention_indexed import Flash3Indexed, IndexedAttention, why_not_indexed
+from kvcache.attention_indexed import IndexedAttention, indexed_attention, why_not_indexed
 from kvcache.indexed import IndexableKV, IndexedKV
 from kvcache.spec import KVSpec, Storage
 from worldmodel.errors import LoadFailed
@@ -145,6 +145,7 @@ class ForwardCall(Generic[OutT]):
     constants: object
     kv: IndexableKV
     num_registers: int = 0
+    biased_stores: tuple[str, ...] = ()
 
     def plain(self) -> OutT:
         """Run it as it is."""
@@ -157,7 +158,7 @@ class _Captured(Generic[OutT]):
     def __init__(self, call: ForwardCall[OutT], kv: KVSpec, attention: IndexedAttention, recorder: Recorder) -> None:
         self._arguments = FixedValue(call.arguments)
         self._constants = FixedValue(call.constants)
-        self._kv = IndexedKV(kv, attention, call.kv, num_registers=call.num_registers)
+        self._kv = IndexedKV(kv, attention, call.kv, num_registers=call.num_registers, biased_stores=call.biased_stores)
         self._recording = recorder.record(
             lambda: call.run(self._arguments.value, self._constants.value, self._kv),
         )
@@ -191,7 +192,7 @@ def create_graphs(
         return "off"
     reason = why_no_graphs(kv, attention, dtype, device)
     if reason is None:
-        return CapturedForwards(choice, kv, Flash3Indexed(), CudaRecorder(device))
+        return CapturedForwards(choice, kv, indexed_attention(attention), CudaRecorder(device))
     if choice is GraphChoice.ON:
         raise LoadFailed(f"graphs 'on' can't be had: {reason}", field="graphs")
     return reason

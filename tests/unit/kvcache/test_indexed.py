@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import replace
 
 import pytest
 import torch
 
 from kvcache.attention import TorchAttention
-from kvcache.attention_indexed import GatheredAttention, why_not_indexed
+from kvcache.attention_indexed import GatheredAttention, IndexedApart, why_not_indexed
 from kvcache.cache import KVCache
 from kvcache.errors import CrossStoreEmpty, TransactionClosed
 from kvcache.indexed import IndexedKV
@@ -37,8 +38,21 @@ SPEC = KVSpec(
 )
 
 
-def make_cache(spec: KVSpec = SPEC) -> KVCache:
-    return KVCache(spec, capacity=2, device="cpu", dtype=torch.float32)
+ONE_BRANCH = KVSpec(
+    num_layers=2,
+    num_kv_heads=2,
+    head_dim=4,
+    tokens_per_latent_frame=3,
+    latent_frames_per_chunk=2,
+    sink_latent_frames=1,
+    window_latent_frames=4,
+    element_bytes=4,
+    cross_stores=(CrossStoreSpec(name="text", num_tokens=6, num_heads=2),),
+)
+
+
+def make_cache(spec: KVSpec = SPEC, dtype: torch.dtype = torch.float32) -> KVCache:
+    return KVCache(spec, capacity=2, device="cpu", dtype=dtype)
 
 
 class Numbers:
@@ -101,6 +115,68 @@ def test_chunks_and_drafts_of_all_sessions_are_found_by_number() -> None:
                         rtol=1e-5,
                     )
             chunk.commit()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "query_dtype"),
+    [
+        (torch.float32, torch.float32),
+        (torch.bfloat16, torch.bfloat16),
+        (torch.float8_e4m3fn, torch.float8_e4m3fn),
+    ],
+)
+def test_a_window_that_slides_and_texts_with_a_bias_are_found_by_number(
+    dtype: torch.dtype, query_dtype: torch.dtype
+) -> None:
+    """Two sessions in a random order, past the slid window; texts of every length, weighted or not."""
+    spec = replace(ONE_BRANCH, element_bytes=dtype.itemsize)
+    cache, numbers, order = make_cache(spec, dtype), Numbers(3), torch.Generator().manual_seed(4)
+    shown: IndexedKV | None = None
+    for name in ("a", "b"):
+        cache.open(name)
+    for turn in range(14):
+        with cache.lease("ab"[int(torch.randint(2, (), generator=order))]) as lease, torch.no_grad():
+            chunk = lease.begin_chunk(2)
+            if chunk.first_latent_frame == 0 or turn % 3 == 0:
+                rows = 1 + int(torch.randint(6, (), generator=order))
+                pairs = [(numbers.heads(rows).to(dtype), numbers.heads(rows).to(dtype)) for _ in range(spec.num_layers)]
+                bias = None if rows == 6 else torch.randn(rows, generator=order)
+                chunk.cross_store("text").publish(pairs, bias)
+            if shown is None:
+                shown = IndexedKV(spec, GatheredAttention(), chunk, biased_stores=("text",))
+            shown.show(chunk)
+            for layer in range(spec.num_layers):
+                k_NHD, v_NHD = (numbers.heads(6).to(dtype) for _ in range(2))
+                q_NHD = numbers.heads(6).to(query_dtype)
+                rows_to_write = chunk.rows_to_write(layer)
+                shown.write(layer, k_NHD, v_NHD)
+                index_F = rows_to_write.first_rows_F[:, None] + torch.arange(rows_to_write.tokens_per_frame)
+                written = rows_to_write.k_XHD.view(torch.uint8)[index_F.flatten()]
+                assert torch.equal(written, k_NHD.view(torch.uint8))
+                assert torch.equal(shown.rows_to_write(layer).first_rows_F, index_F.flatten())
+                near = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 2e-2, "rtol": 2e-2}
+                torch.testing.assert_close(shown.attend(layer, q_NHD), chunk.attend(layer, q_NHD), **near)
+                text_q_NHD = numbers.heads(6).to(torch.bfloat16 if dtype.itemsize == 1 else dtype)
+                torch.testing.assert_close(
+                    shown.cross_store("text").attend(layer, text_q_NHD),
+                    chunk.cross_store("text").attend(layer, text_q_NHD),
+                    **near,
+                )
+            chunk.commit()
+
+
+def test_a_branch_is_named_in_models_with_one_only() -> None:
+    cache, numbers = make_cache(), Numbers(5)
+    cache.open("a")
+    with cache.lease("a") as lease:
+        chunk = lease.begin_chunk(2)
+        numbers.publish(chunk)
+        kv = IndexedKV(SPEC, GatheredAttention(), chunk)
+        with pytest.raises(ValueError, match="layer 1, branch 0: expected a model with one branch, it has 2"):
+            kv.attend(1, numbers.heads(6))
+        with pytest.raises(ValueError, match=r"expected torch\.float32, got torch\.float16"):
+            kv.write_all(0, numbers.heads(1, 6).half(), numbers.heads(1, 6).half())
+        chunk.rollback()
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -209,8 +285,25 @@ class Named:
         raise NotImplementedError
 
 
-def test_only_flash3_with_half_numbers_reads_by_number() -> None:
+def test_only_flash3_with_half_numbers_and_triton_read_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
     assert why_not_indexed(Named("flash3, biased triton"), torch.bfloat16) is None
     assert why_not_indexed(Named("flash3, biased triton"), torch.float8_e4m3fn) is not None
+    assert why_not_indexed(Named("triton"), torch.float32, is_biased=True) is None
     reason = why_not_indexed(TorchAttention(), torch.bfloat16)
-    assert reason == "they need the attention 'flash3', chosen is 'torch_sdpa'"
+    assert reason == "they need the attention 'flash3' or 'triton', chosen is 'torch_sdpa'"
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    reason = why_not_indexed(Named("flash3, biased torch_sdpa"), torch.bfloat16, is_biased=True)
+    assert reason == "they need the package 'triton' for text, it is not installed"
+
+
+def test_rows_with_a_bias_have_a_kernel_of_their_own() -> None:
+    class Other(GatheredAttention):
+        def __call__(self, *_: object, **__: object) -> torch.Tensor:
+            return torch.zeros(())
+
+    half, float8 = torch.ones(1, 2, 1, 4).bfloat16(), torch.ones(1, 2, 1, 4).to(torch.float8_e4m3fn)
+    places = {"entries_B": torch.zeros(1, dtype=torch.int32), "num_rows_B": torch.ones(1, dtype=torch.int32)}
+    apart = IndexedApart(GatheredAttention(), Other())
+    assert apart(half, half, half, **places).shape == half.shape
+    assert apart(half, half, half, **places, logit_bias_X=torch.zeros(2)).shape == ()
+    assert apart(half, float8, float8, **places).shape == ()
