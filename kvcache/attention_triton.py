@@ -112,8 +112,14 @@ class TritonAttention:
     def __call__(self, q_NHD: Tensor, k_SHD: Tensor, v_SHD: Tensor, *, logit_bias_S: Tensor | None = None) -> Tensor:
         return _launch(q_NHD, k_SHD, v_SHD, num_keys=k_SHD.shape[0], logit_bias_S=logit_bias_S)
 
+
+class TritonPagedAttention(TritonAttention):
+    """The same, with history read in pages of one latent frame where they lie."""
+
+    name = "triton_paged"
+
     def attend_pages(self, q_NHD: Tensor, k_PTHD: Tensor, v_PTHD: Tensor, pages_F: Tensor) -> Tensor:
-        """Attend to the pages of `pages_F` (integers on the device) where they lie; every page is read whole."""
+        """Attend to the pages of `pages_F`; see `PagedAttention`."""
         num_pages, page_tokens = pages_F.shape[0], k_PTHD.shape[1]
         return _launch(
             q_NHD,

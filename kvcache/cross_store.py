@@ -17,8 +17,9 @@ from torch import Tensor
 from kvcache.attention import Attention
 from kvcache.checks import check_index, check_rows
 from kvcache.errors import CrossStoreEmpty
+from kvcache.located_rows import IndexedRows, clear
 from kvcache.pages import PageId, PageLedger
-from kvcache.pool import IndexedRows, allocate, clear
+from kvcache.pool import allocate
 from kvcache.spec import CrossStoreSpec, KVSpec
 
 CrossKey = tuple[str, int]

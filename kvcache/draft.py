@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from kvcache.attention import Attention
     from kvcache.cross_store import CrossStore
-    from kvcache.pool import BoundChunk, IndexedChunk, WritableRows
+    from kvcache.located_rows import IndexedChunk
+    from kvcache.pool import BoundChunk, WritableRows
 
 
 class FindCrossStore(Protocol):

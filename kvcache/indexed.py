@@ -21,7 +21,8 @@ from torch import Tensor
 
 from kvcache.attention_indexed import IndexedAttention
 from kvcache.cross_store import CrossStore
-from kvcache.pool import IndexedChunk, IndexedRows, WritableRows, allocate, clear
+from kvcache.located_rows import IndexedChunk, IndexedRows, clear
+from kvcache.pool import WritableRows, allocate
 from kvcache.spec import KVSpec
 
 TILE_ROWS = 256

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
     from kvcache.attention import Attention
     from kvcache.cross_store import CrossStore, CrossStores
-    from kvcache.pool import BoundChunk, IndexedChunk, KVPool, WritableRows
+    from kvcache.located_rows import IndexedChunk
+    from kvcache.pool import BoundChunk, KVPool, WritableRows
 
 
 class ChunkState(StrEnum):
@@ -170,8 +171,7 @@ class ChunkTransaction:
         Raises ChunkIncomplete if the chunk's own K/V of this layer was not written.
         """
         slot = self._locate_written("attend", layer, branch)
-        k_SHD, v_SHD = self._bound.visible(layer, slot, self._num_registers.get((layer, slot), 0))
-        return self._attention(q_NHD, k_SHD, v_SHD)
+        return self._bound.attend(self._attention, layer, slot, self._num_registers.get((layer, slot), 0), q_NHD)
 
     def visible(self, layer: int, *, branch: int = 0) -> tuple[Tensor, Tensor]:
         """Return K and V [S, H, D] of the visible frames in storage order, without registers.

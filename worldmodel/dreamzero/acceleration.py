@@ -72,6 +72,7 @@ def _attention_shape(
         head_dim=config.head_dim,
         dtype=plan.linear,
         device=device,
+        register_tokens=kv.register_tokens,
     )
 
 
