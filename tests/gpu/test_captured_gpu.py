@@ -6,10 +6,9 @@ Run with `pytest -m gpu tests/gpu`. On a machine without a device these tests fa
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -19,44 +18,22 @@ from kvcache.attention_backends import AttentionBackend, AttentionShape, choose_
 from kvcache.attention_indexed import Flash3Indexed, GatheredAttention, IndexedAttention, indexed_attention
 from tests.support.dreamzero_made import random_pictures, write_tiny
 from tests.support.dreamzero_sessions import Answer, call, close_robot, open_robot, reset_robot, runtime_of
+from tests.support.graph_tape import NotCaptured
 from worldmodel.dreamzero.adapter import DreamZeroAdapter, create_adapter
 from worldmodel.dreamzero.captured_forward import CapturedForward
 from worldmodel.dreamzero.config import parse_options
 from worldmodel.kernels.names import GraphChoice
 from worldmodel.messages import StartWorker
 from worldmodel.runtime import Runtime
-from worldmodel.wan.captured import CapturedForwards, Recording
-from worldmodel.wan.fixed_value import tensors_of
+from worldmodel.wan.captured import CapturedForwards
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
-
-OutT = TypeVar("OutT")
 
 FLASH3_SIZES = {"dim": 256, "num_heads": 2}
 """Heads of 128 numbers, which FlashAttention-3 is built for."""
 
 NUM_CALLS = 20
 PROMPTS = ("Close the drawer.", "Pick up the red block")
-
-
-class NotCaptured:
-    """Runs a call over the same fixed places, operation by operation: what a graph must repeat bit by bit."""
-
-    def record(self, call: Callable[[], OutT]) -> Recording[OutT]:
-        out = call()
-
-        def replay() -> None:
-            for old, new in zip(tensors_of(out), tensors_of(call()), strict=True):
-                old.copy_(new)
-
-        return Recording(replay=replay, out=out, num_bytes=0)
-
-    def forget(self) -> None:
-        """Hold nothing."""
-
-    def time_ms(self, call: Callable[[], object]) -> float:
-        call()
-        return 1.0
 
 
 @pytest.fixture(scope="module", params=["14b", "5b"])

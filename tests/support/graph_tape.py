@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from worldmodel.wan.captured import Recording
+from worldmodel.wan.fixed_value import tensors_of
 
 OutT = TypeVar("OutT")
 
@@ -95,3 +96,23 @@ class TapeRecorder:
         call()
         self.num_timed += 1
         return self._times_ms[(self.num_timed - 1) % len(self._times_ms)]
+
+
+class NotCaptured:
+    """Runs a call over the same fixed places, operation by operation: what a graph must repeat bit by bit."""
+
+    def record(self, call: Callable[[], OutT]) -> Recording[OutT]:
+        out = call()
+
+        def replay() -> None:
+            for old, new in zip(tensors_of(out), tensors_of(call()), strict=True):
+                old.copy_(new)
+
+        return Recording(replay=replay, out=out, num_bytes=0)
+
+    def forget(self) -> None:
+        """Hold nothing."""
+
+    def time_ms(self, call: Callable[[], object]) -> float:
+        call()
+        return 1.0

@@ -15,9 +15,9 @@ from worldmodel.dreamzero.transformer_config import TransformerConfig
 from worldmodel.dreamzero.weights import LoadedModel
 from worldmodel.errors import LoadFailed
 from worldmodel.kernels.layer_ops import LayerOps
-from worldmodel.kernels.names import AttentionChoice, LayerOperations
+from worldmodel.kernels.names import AttentionChoice, GraphChoice, LayerOperations
 from worldmodel.wan.acceleration import Acceleration, attention_backend, join, layer_operations
-from worldmodel.wan.captured import create_graphs
+from worldmodel.wan.captured import create_graphs, graphs_refused, why_no_graphs
 from worldmodel.wan.precision import PrecisionPlan
 
 
@@ -51,13 +51,15 @@ def capture(
 def check_choices(
     sizes: Sizes, options: DreamZeroOptions, plan: PrecisionPlan, device: torch.device, kv: KVSpec
 ) -> None:
-    """Refuse what `accelerate` would refuse, before there are weights; nothing is timed or allocated.
+    """Refuse what `accelerate` and `capture` would refuse, before there are weights; nothing is timed or allocated.
 
     What is left to the worker needs no look. `device` must exist. Raises `LoadFailed` naming the option.
     """
     if options.attention is not AttentionChoice.AUTO:
         attention_backend(options.attention, _attention_shape(sizes.transformer, plan, device, kv))
     _choose_ops(sizes, options, plan, device)
+    if options.graphs is GraphChoice.ON and (reason := why_no_graphs(kv, device)) is not None:
+        raise graphs_refused(reason)
 
 
 def _attention_shape(

@@ -182,29 +182,42 @@ class _Captured(Generic[OutT]):
 
 
 def create_graphs(
-    choice: GraphChoice, kv: KVSpec, attention: Attention, dtype: torch.dtype, device: torch.device
+    choice: GraphChoice,
+    kv: KVSpec,
+    attention: Attention,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    is_biased: bool = False,
+    refusal: str | None = None,
 ) -> CapturedForwards | str:
     """Return what captures the forwards of a worker, or why there is nothing to capture them with.
 
-    `dtype` is that of K/V. Raises `LoadFailed` naming the option if graphs were asked for and can't be had.
+    `dtype` is that of K/V, `is_biased` says that a cross store has rows with a bias, `refusal` is a reason of the
+    model's own. Raises `LoadFailed` naming the option if graphs were asked for and can't be had.
     """
     if choice is GraphChoice.OFF:
         return "off"
-    reason = why_no_graphs(kv, attention, dtype, device)
+    reason = refusal or why_no_graphs(kv, device) or why_not_indexed(attention, dtype, is_biased=is_biased)
     if reason is None:
         return CapturedForwards(choice, kv, indexed_attention(attention), CudaRecorder(device))
     if choice is GraphChoice.ON:
-        raise LoadFailed(f"graphs 'on' can't be had: {reason}", field="graphs")
+        raise graphs_refused(reason)
     return reason
 
 
-def why_no_graphs(kv: KVSpec, attention: Attention, dtype: torch.dtype, device: torch.device) -> str | None:
-    """Return why forwards can't be captured, or None."""
+def graphs_refused(reason: str) -> LoadFailed:
+    """Say that graphs were asked for and can't be had."""
+    return LoadFailed(f"graphs 'on' can't be had: {reason}", field="graphs")
+
+
+def why_no_graphs(kv: KVSpec, device: torch.device) -> str | None:
+    """Return why forwards can't be captured whatever attends, or None."""
     if device.type != "cuda":
         return f"they need a CUDA device, the model is on {device.type!r}"
     if kv.effective_storage is not Storage.EXTENTS:
         return "they need a bounded window, whose K/V lies in extents"
-    return why_not_indexed(attention, dtype)
+    return None
 
 
 class CapturedForwards:

@@ -51,6 +51,21 @@ def tensors_of(value: object) -> list[Tensor]:
     return found
 
 
+def allocate_alike(example: ValueT, device: torch.device) -> tuple[ValueT, Tensor]:
+    """Return a value of the same make, filled with zeros, and the one piece of memory (uint8) that its tensors lie in.
+
+    `example` may be on the meta device.
+    """
+    sizes_bytes = [-(-tensor.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for tensor in tensors_of(example)]
+    memory = torch.zeros(sum(sizes_bytes), dtype=torch.uint8, device=device)
+    pieces = iter(memory.split(sizes_bytes))
+
+    def place(tensor: Tensor) -> Tensor:
+        return next(pieces)[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+
+    return map_tensors(example, place), memory
+
+
 class FixedValue(Generic[ValueT]):
     """A copy of a value whose tensors stay where they are; `load` replaces what they hold.
 
@@ -59,15 +74,8 @@ class FixedValue(Generic[ValueT]):
 
     def __init__(self, example: ValueT) -> None:
         tensors = tensors_of(example)
-        sizes_bytes = [-(-tensor.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for tensor in tensors]
         device = tensors[0].device if tensors else torch.device("cpu")
-        self._memory = torch.zeros(sum(sizes_bytes), dtype=torch.uint8, device=device)
-        pieces = iter(self._memory.split(sizes_bytes))
-
-        def place(tensor: Tensor) -> Tensor:
-            return next(pieces)[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-
-        self.value = map_tensors(example, place)
+        self.value, self._memory = allocate_alike(example, device)
         self._tensors = tensors_of(self.value)
         self._packed: dict[int, tuple[ValueT, Tensor]] = {}
         self.load(example)

@@ -136,8 +136,8 @@ def test_what_is_missing_is_said() -> None:
         create_graphs(GraphChoice.ON, KV, TorchAttention(), torch.bfloat16, cuda)
     assert failed.value.field == "graphs"
     pages = replace(KV, window_latent_frames=None)
-    assert why_no_graphs(pages, TorchAttention(), torch.bfloat16, cuda) == (
-        "they need a bounded window, whose K/V lies in extents"
-    )
+    assert why_no_graphs(pages, cuda) == "they need a bounded window, whose K/V lies in extents"
+    reason = create_graphs(GraphChoice.AUTO, KV, TorchAttention(), torch.bfloat16, cuda, refusal="of its own")
+    assert reason == "of its own"
     with pytest.raises(ValueError, match="expected 'auto' or 'on'"):
         forwards(GraphChoice.OFF, TapeRecorder())
