@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kvcache.attention import Attention, computing_dtype
-from kvcache.attention_backends import FLASH3_MODULE, HALF, AttentionBackend
+from kvcache.attention_backends import FLASH3_MODULE, FP8, HALF, AttentionBackend
 
 
 class IndexedAttention(Protocol):
@@ -138,8 +138,8 @@ def why_not_indexed(attention: Attention, dtype: torch.dtype, *, is_biased: bool
         return None
     if not _is_flash3(attention):
         return f"they need the attention 'flash3' or 'triton', chosen is {attention.name!r}"
-    if dtype not in HALF:
-        return f"they need K/V in {' or '.join(str(each) for each in HALF)}, the model has {dtype}"
+    if dtype not in (*HALF, FP8):
+        return f"they need K/V in {' or '.join(str(each) for each in (*HALF, FP8))}, the model has {dtype}"
     if is_biased and not _has_triton():
         return "they need the package 'triton' for text, it is not installed"
     return None

@@ -16,6 +16,7 @@ import torch
 
 from kvcache.attention_backends import AttentionBackend, AttentionShape, choose_attention
 from kvcache.attention_indexed import Flash3Indexed, GatheredAttention, IndexedAttention, indexed_attention
+from kvcache.indexed import TILE_ROWS
 from tests.support.dreamzero_made import random_pictures, write_tiny
 from tests.support.dreamzero_sessions import Answer, call, close_robot, open_robot, reset_robot, runtime_of
 from tests.support.graph_tape import NotCaptured
@@ -179,6 +180,29 @@ def test_attention_by_number_equals_its_twin(name: str, num_queries: int) -> Non
             rows = k_EXHD[:, first:], v_EXHD[:, first:]
             got = by_number(name, torch.bfloat16)(q_BNHD, *rows, **places)
             torch.testing.assert_close(got, GatheredAttention()(q_BNHD, *rows, **places), atol=1e-2, rtol=1e-2)
+
+
+@pytest.mark.parametrize(("name", "far"), [("flash3", 0.06), ("triton", 0.01)])
+def test_float8_by_number_is_near_its_twin(name: str, far: float) -> None:
+    """FlashAttention-3 rounds weights to float8 as well; Triton widens everything. Rows further on are no numbers."""
+    rng = torch.Generator("cuda").manual_seed(2)
+    q_BNHD = torch.randn(1, 200, 2, 128, device="cuda", generator=rng).to(torch.float8_e4m3fn)
+    for num_rows in (1, 200, 421):
+        k_EXHD, v_EXHD = (torch.randn(4, 700, 2, 128, device="cuda", generator=rng) for _ in range(2))
+        for rows_EXHD in (k_EXHD, v_EXHD):
+            # As after a chunk is shown: cleared as far as a tile reaches.
+            rows_EXHD[:, num_rows : num_rows + TILE_ROWS] = 0.0
+            rows_EXHD[:, num_rows + TILE_ROWS :] = torch.nan
+        given = (q_BNHD, k_EXHD.to(torch.float8_e4m3fn), v_EXHD.to(torch.float8_e4m3fn))
+        places = {
+            "entries_B": torch.tensor((3,), dtype=torch.int32, device="cuda"),
+            "num_rows_B": torch.tensor((num_rows,), dtype=torch.int32, device="cuda"),
+        }
+        want = GatheredAttention()(*given, **places).float()
+        got = by_number(name, torch.float8_e4m3fn)(*given, **places).float()
+        distance = float((got - want).square().mean().sqrt() / want.square().mean().sqrt())
+        print(f"float8 by number, {name}, {num_rows} rows: {distance:.1e}")
+        assert distance < far
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])

@@ -65,6 +65,7 @@ CASES = [
     Case(precision="fp32", attention="triton", first=1e-4, any=1e-3),
     Case(precision="bf16", attention="flash3", first=2e-2, any=5e-2),
     Case(precision="fp8", attention="flash3", first=5e-2, any=0.1),
+    Case(precision="fp8_kv", attention="flash3", first=5e-2, any=0.1),
 ]
 
 

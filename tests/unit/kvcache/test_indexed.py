@@ -285,9 +285,10 @@ class Named:
         raise NotImplementedError
 
 
-def test_only_flash3_with_half_numbers_and_triton_read_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_flash3_with_its_numbers_and_triton_read_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
     assert why_not_indexed(Named("flash3, biased triton"), torch.bfloat16) is None
-    assert why_not_indexed(Named("flash3, biased triton"), torch.float8_e4m3fn) is not None
+    assert why_not_indexed(Named("flash3, biased triton"), torch.float8_e4m3fn) is None
+    assert why_not_indexed(Named("flash3, biased triton"), torch.float32) is not None
     assert why_not_indexed(Named("triton"), torch.float32, is_biased=True) is None
     reason = why_not_indexed(TorchAttention(), torch.bfloat16)
     assert reason == "they need the attention 'flash3' or 'triton', chosen is 'torch_sdpa'"
