@@ -206,6 +206,11 @@ def create_graphs(
     return reason
 
 
+def may_be_captured(choice: GraphChoice, device: torch.device | None) -> bool:
+    """Tell whether a worker counts the memory of graphs before it knows its attention; without a device, any GPU's."""
+    return choice is not GraphChoice.OFF and (device is None or device.type == "cuda")
+
+
 def graphs_refused(reason: str) -> LoadFailed:
     """Say that graphs were asked for and can't be had."""
     return LoadFailed(f"graphs 'on' can't be had: {reason}", field="graphs")

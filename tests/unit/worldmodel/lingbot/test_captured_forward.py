@@ -41,6 +41,9 @@ KEYS = ("w", "a", "s", "d", "i", "j", "k", "l")
 CASES = [
     pytest.param({"layer_operations": LayerOperations.UNFUSED}, id="unfused", marks=pytest.mark.slow),
     pytest.param({"layer_operations": LayerOperations.PLAIN}, id="fused"),
+    pytest.param(
+        {"layer_operations": LayerOperations.PLAIN, "recache_on_prompt": True}, id="recache", marks=pytest.mark.slow
+    ),
     pytest.param({"precision": "fp8_kv"}, id="float8", marks=pytest.mark.slow),
 ]
 

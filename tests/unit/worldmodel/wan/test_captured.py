@@ -15,7 +15,7 @@ from kvcache.spec import KVSpec
 from tests.support.graph_tape import BYTES_OF_A_TAPE, TapeRecorder
 from worldmodel.errors import LoadFailed
 from worldmodel.kernels.names import GraphChoice
-from worldmodel.wan.captured import CapturedForwards, ForwardCall, create_graphs, why_no_graphs
+from worldmodel.wan.captured import CapturedForwards, ForwardCall, create_graphs, may_be_captured, why_no_graphs
 
 KV = KVSpec(
     num_layers=1,
@@ -120,6 +120,13 @@ def test_a_forward_that_can_not_be_captured_names_the_way_out(asked: Asked) -> N
     with pytest.raises(LoadFailed, match="graphs: product can't be captured, 'off' runs it without") as failed:
         graphs(call)
     assert failed.value.field == "graphs"
+
+
+def test_memory_is_counted_wherever_graphs_may_come() -> None:
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    assert [may_be_captured(GraphChoice.AUTO, each) for each in (None, cuda, cpu)] == [True, True, False]
+    assert may_be_captured(GraphChoice.ON, cuda)
+    assert not may_be_captured(GraphChoice.OFF, None)
 
 
 def test_what_reads_on_the_host_is_no_graph() -> None:
