@@ -279,7 +279,7 @@ def measure(
         "vae": model.vae,
         "image_encoder": model.image_encoder,
         "transformer": model.transformer,
-        "forward": adapter._acceleration.forward,
+        "forward": adapter._sampler._forward,
     }
     for stage in STAGES:
         owner, method = stage.split(".")

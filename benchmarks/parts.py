@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kvcache.attention import Attention, TorchAttention
+from kvcache.attention import Attention, PagedAttention, TorchAttention
 from kvcache.attention_backends import AttentionBackend, AttentionShape, available_backends, choose_attention
 from kvcache.pool import WritableRows
 from worldmodel.checkpoint.random_weights import RandomWeights, fill_random
@@ -32,6 +32,7 @@ from worldmodel.wan.pixels import to_yuv420
 from worldmodel.wan.vae import ConvPath, VAECache, WanVAE
 
 TOKENS, WIDTH, HEADS, HEAD_DIM, FFN = 4680, 5120, 40, 128, 13824
+TOKENS_PER_FRAME = 1560
 KEYS, TEXT_ROWS, PROMPT_ROWS = 28080, 512, 121
 DEVICE = torch.device("cuda")
 BF16 = torch.bfloat16
@@ -141,8 +142,23 @@ def attention_parts() -> Iterator[Part]:
         attention = choose_attention(backend, shape).attention
         name = f"self, {backend.value}"
         yield _part("attention", name, flop, moved, lambda attention=attention: attention(q, k, v))
+    yield from _paged_parts(q, k, v, flop, moved, shape)
     yield from _flash3_parts(q, k, v, flop, moved)
     yield from _text_parts(q, shape)
+
+
+def _paged_parts(q: Tensor, k: Tensor, v: Tensor, flop: float, moved: float, shape: AttentionShape) -> Iterator[Part]:
+    """Time Triton over pages of one latent frame, and what gathering them costs the other backends."""
+    pages_F = torch.randperm(KEYS // TOKENS_PER_FRAME, device=DEVICE)
+    k_PTHD, v_PTHD = (x.unflatten(0, (-1, TOKENS_PER_FRAME)) for x in (k, v))
+    paged = choose_attention(AttentionBackend.TRITON_PAGED, shape).attention
+    assert isinstance(paged, PagedAttention)
+    yield _part("attention", "self, triton_paged", flop, moved, lambda: paged.attend_pages(q, k_PTHD, v_PTHD, pages_F))
+
+    def gather() -> object:
+        return k_PTHD.index_select(0, pages_F), v_PTHD.index_select(0, pages_F)
+
+    yield _part("attention", "pages gathered", 0.0, 4 * 2 * KEYS * WIDTH, gather)
 
 
 def _flash3_parts(q: Tensor, k: Tensor, v: Tensor, flop: float, moved: float) -> Iterator[Part]:

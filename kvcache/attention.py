@@ -5,7 +5,7 @@ Shapes: N query tokens, S key tokens, H heads, D head size.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +25,15 @@ class Attention(Protocol):
 
         `logit_bias_S` (float32) is added to the scaled logits of each key: log(c) makes one row count as c equal rows.
         """
+        ...
+
+
+@runtime_checkable
+class PagedAttention(Attention, Protocol):
+    """Attention that also reads pages where they lie: nothing is gathered for it."""
+
+    def attend_pages(self, q_NHD: Tensor, k_PTHD: Tensor, v_PTHD: Tensor, pages_F: Tensor) -> Tensor:
+        """Attend to P pages of T tokens, those of `pages_F` (integers on the device); every page is read whole."""
         ...
 
 

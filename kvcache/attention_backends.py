@@ -1,7 +1,7 @@
 """The attention kernels that may be there, and the choice among them: by name, or by timing them at the real shape.
 
-`torch_sdpa` is the reference and always there. The others need CUDA; `flash3` needs the package `fa3-fwd`, `triton`
-needs Triton. A name that can't be had is an error, never another kernel.
+`torch_sdpa` is the reference and always there. The others need CUDA; `flash3` needs the package `fa3-fwd`, `triton` and
+`triton_paged` need Triton. A name that can't be had is an error, never another kernel.
 
 Shapes: N query tokens, S key tokens, H heads, D head size.
 """
@@ -31,7 +31,11 @@ HALF = (torch.bfloat16, torch.float16)
 
 
 class AttentionBackend(StrEnum):
-    """Which kernel computes attention. AUTO times all that are available and takes the fastest."""
+    """Which kernel computes attention. AUTO times those that are available and takes the fastest.
+
+    TRITON_PAGED is taken by name only: it differs from TRITON by reading history in pages where they lie, which saves
+    the gathered copy that an unlimited window costs and is not among what is timed.
+    """
 
     AUTO = "auto"
     TORCH_SDPA = "torch_sdpa"
@@ -39,6 +43,7 @@ class AttentionBackend(StrEnum):
     SDPA_CUDNN = "sdpa_cudnn"
     FLASH3 = "flash3"
     TRITON = "triton"
+    TRITON_PAGED = "triton_paged"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +56,7 @@ class AttentionShape:
     head_dim: int
     dtype: torch.dtype
     device: torch.device
+    register_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,8 +143,8 @@ def choose_attention(
 
 
 def available_backends(shape: AttentionShape) -> tuple[AttentionBackend, ...]:
-    """Return the backends that can run at a shape, the reference first."""
-    others = [backend for backend in AttentionBackend if backend not in _ALWAYS]
+    """Return the backends that can run at a shape, the reference first, without what is taken by name only."""
+    others = [backend for backend in AttentionBackend if backend not in (*_ALWAYS, AttentionBackend.TRITON_PAGED)]
     found = [backend for backend in others if _why_not(backend, shape) is None]
     return (AttentionBackend.TORCH_SDPA, *found)
 
@@ -157,6 +163,9 @@ def _create(backend: AttentionBackend, shape: AttentionShape) -> Attention:
             return BiasedApart(Flash3Attention(), _biased_attention(shape))
         case AttentionBackend.TRITON:
             return _triton_attention()
+        case AttentionBackend.TRITON_PAGED:
+            paged: Attention = importlib.import_module("kvcache.attention_triton").TritonPagedAttention()
+            return paged
         case _:
             return TorchAttention()
 
@@ -176,8 +185,12 @@ def _why_not(backend: AttentionBackend, shape: AttentionShape) -> str | None:
         return None
     if shape.device.type != "cuda":
         return f"it needs a CUDA device, the model is on {shape.device.type!r}"
-    if backend is AttentionBackend.TRITON:
-        return None if importlib.util.find_spec("triton") else "the package 'triton' is not installed"
+    if backend in (AttentionBackend.TRITON, AttentionBackend.TRITON_PAGED):
+        if importlib.util.find_spec("triton") is None:
+            return "the package 'triton' is not installed"
+        if backend is AttentionBackend.TRITON_PAGED and shape.register_tokens:
+            return f"it reads whole pages, the model has {shape.register_tokens} register tokens beside them"
+        return None
     fits = (*HALF, FP8) if backend is AttentionBackend.FLASH3 else HALF
     if shape.dtype not in fits:
         return f"it needs K/V in {' or '.join(str(dtype) for dtype in fits)}, the model has {shape.dtype}"

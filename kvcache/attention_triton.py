@@ -1,9 +1,11 @@
-"""Attention in Triton: rows in place or in pages, with a float32 bias per key. Imported only where Triton is.
+"""Attention in Triton: rows in place, in pages or found by number, with a float32 bias per key. Imported only where
+Triton is.
 
 For what the library kernels can't do: a logit bias that bfloat16 would round, and history in pages of any size without
-a gathered copy. Softmax statistics and accumulators are float32.
+a gathered copy. Softmax statistics and accumulators are float32. Rows past the end are never read.
 
-Shapes: N query tokens, S key tokens, H heads, D head size, P pages of T tokens, F visible pages.
+Shapes: B streams, N query tokens, S key tokens, H heads, D head size, P pages of T tokens, F visible pages, E entries
+of a storage with X rows each.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ def _attention_kernel(
     out_ptr,
     bias_ptr,
     pages_ptr,
+    entries_ptr,
+    lengths_ptr,
     num_queries,
     num_keys,
     page_tokens,
@@ -40,6 +44,10 @@ def _attention_kernel(
     v_stride_h,
     out_stride_n,
     out_stride_h,
+    q_stride_b,
+    k_stride_e,
+    v_stride_e,
+    out_stride_b,
     scale_log2,
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
@@ -47,8 +55,17 @@ def _attention_kernel(
     TILE_S: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     IS_PAGED: tl.constexpr,
+    IS_INDEXED: tl.constexpr,
 ):
     head = tl.program_id(1)
+    if IS_INDEXED:
+        stream = tl.program_id(2)
+        entry = tl.load(entries_ptr + stream).to(tl.int64)
+        num_keys = tl.load(lengths_ptr + stream)
+        q_ptr += stream.to(tl.int64) * q_stride_b
+        out_ptr += stream.to(tl.int64) * out_stride_b
+        k_ptr += entry * k_stride_e
+        v_ptr += entry * v_stride_e
     rows_n = tl.program_id(0) * TILE_N + tl.arange(0, TILE_N)
     dims = tl.arange(0, PADDED_DIM)
     is_dim = dims < HEAD_DIM
@@ -95,8 +112,14 @@ class TritonAttention:
     def __call__(self, q_NHD: Tensor, k_SHD: Tensor, v_SHD: Tensor, *, logit_bias_S: Tensor | None = None) -> Tensor:
         return _launch(q_NHD, k_SHD, v_SHD, num_keys=k_SHD.shape[0], logit_bias_S=logit_bias_S)
 
+
+class TritonPagedAttention(TritonAttention):
+    """The same, with history read in pages of one latent frame where they lie."""
+
+    name = "triton_paged"
+
     def attend_pages(self, q_NHD: Tensor, k_PTHD: Tensor, v_PTHD: Tensor, pages_F: Tensor) -> Tensor:
-        """Attend to the pages of `pages_F` (integers on the device) where they lie; every page is read whole."""
+        """Attend to the pages of `pages_F`; see `PagedAttention`."""
         num_pages, page_tokens = pages_F.shape[0], k_PTHD.shape[1]
         return _launch(
             q_NHD,
@@ -108,42 +131,75 @@ class TritonAttention:
         )
 
 
+class TritonIndexed:
+    """The same over entries of a storage, which and how many rows of each being read from device memory."""
+
+    def __call__(
+        self,
+        q_BNHD: Tensor,
+        k_EXHD: Tensor,
+        v_EXHD: Tensor,
+        *,
+        entries_B: Tensor,
+        num_rows_B: Tensor,
+        logit_bias_X: Tensor | None = None,
+    ) -> Tensor:
+        return _launch(
+            q_BNHD,
+            k_EXHD,
+            v_EXHD,
+            num_keys=k_EXHD.shape[1],
+            logit_bias_S=logit_bias_X,
+            index=(entries_B, num_rows_B),
+        )
+
+
 def _launch(
-    q_NHD: Tensor,
-    k_SHD: Tensor,
-    v_SHD: Tensor,
+    q_bNHD: Tensor,
+    k_eSHD: Tensor,
+    v_eSHD: Tensor,
     *,
     num_keys: int,
     logit_bias_S: Tensor | None = None,
     pages_F: Tensor | None = None,
     page_tokens: int = 1,
+    index: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    num_queries, num_heads, head_dim = q_NHD.shape
-    for name, tensor in (("q", q_NHD), ("k", k_SHD), ("v", v_SHD)):
+    """Launch the kernel. Only with `index` (entries and lengths of each stream) do q, k and v have a first dimension.
+
+    `num_keys` is then how many there may be at most.
+    """
+    *_, num_queries, num_heads, head_dim = q_bNHD.shape
+    for name, tensor in (("q", q_bNHD), ("k", k_eSHD), ("v", v_eSHD)):
         if tensor.stride(-1) != 1:
             raise ValueError(f"{name}: the last dimension must be contiguous, its stride is {tensor.stride(-1)}")
     if logit_bias_S is not None:
         logit_bias_S = logit_bias_S.to(torch.float32).contiguous()
-    out_NHD = torch.empty(q_NHD.shape, dtype=computing_dtype(q_NHD), device=q_NHD.device)
-    tile_n, tile_s, num_warps = _tiles(q_NHD, k_SHD, num_keys)
-    _attention_kernel[(triton.cdiv(num_queries, tile_n), num_heads)](
-        q_NHD,
-        k_SHD,
-        v_SHD,
-        out_NHD,
+    out_bNHD = torch.empty(q_bNHD.shape, dtype=computing_dtype(q_bNHD), device=q_bNHD.device)
+    tile_n, tile_s, num_warps = _tiles(q_bNHD, k_eSHD, num_keys)
+    num_streams = 1 if index is None else q_bNHD.shape[0]
+    entries_B, num_rows_B = (None, None) if index is None else index
+    _attention_kernel[(triton.cdiv(num_queries, tile_n), num_heads, num_streams)](
+        q_bNHD,
+        k_eSHD,
+        v_eSHD,
+        out_bNHD,
         logit_bias_S,
         pages_F,
+        entries_B,
+        num_rows_B,
         num_queries,
         num_keys,
         page_tokens,
-        q_NHD.stride(0),
-        q_NHD.stride(1),
-        k_SHD.stride(0),
-        k_SHD.stride(1),
-        v_SHD.stride(0),
-        v_SHD.stride(1),
-        out_NHD.stride(0),
-        out_NHD.stride(1),
+        q_bNHD.stride(-3),
+        q_bNHD.stride(-2),
+        k_eSHD.stride(-3),
+        k_eSHD.stride(-2),
+        v_eSHD.stride(-3),
+        v_eSHD.stride(-2),
+        out_bNHD.stride(-3),
+        out_bNHD.stride(-2),
+        *(0 if index is None else tensor.stride(0) for tensor in (q_bNHD, k_eSHD, v_eSHD, out_bNHD)),
         LOG2_E / math.sqrt(head_dim),
         HEAD_DIM=head_dim,
         PADDED_DIM=max(16, triton.next_power_of_2(head_dim)),
@@ -151,10 +207,11 @@ def _launch(
         TILE_S=tile_s,
         HAS_BIAS=logit_bias_S is not None,
         IS_PAGED=pages_F is not None,
+        IS_INDEXED=index is not None,
         num_warps=num_warps,
         num_stages=2 if num_keys <= 2 * tile_s else 3,
     )
-    return out_NHD
+    return out_bNHD
 
 
 def _tiles(q_NHD: Tensor, k_SHD: Tensor, num_keys: int) -> tuple[int, int, int]:

@@ -17,6 +17,7 @@ from torch import Tensor
 from kvcache.attention import Attention
 from kvcache.checks import check_index, check_rows
 from kvcache.errors import CrossStoreEmpty
+from kvcache.located_rows import IndexedRows, clear
 from kvcache.pages import PageId, PageLedger
 from kvcache.pool import allocate
 from kvcache.spec import CrossStoreSpec, KVSpec
@@ -63,6 +64,9 @@ class CrossPool:
             for layer, (k_LHD, v_LHD) in enumerate(pairs):
                 self.k_ZLHD[layer][slot, : k_LHD.shape[0]].copy_(k_LHD)
                 self.v_ZLHD[layer][slot, : v_LHD.shape[0]].copy_(v_LHD)
+            # Kernels that are told lengths in device memory read whole tiles: see `IndexedKV`.
+            end = pairs[0][0].shape[0]
+            clear(v_LHD for v_ZLHD in self.v_ZLHD if len(v_LHD := v_ZLHD[slot, end:]))
 
     def check_pairs(self, pairs: Sequence[tuple[Tensor, Tensor]], logit_bias_L: Tensor | None) -> int:
         """Check a whole publication before anything is written and return its number of tokens."""
@@ -201,8 +205,25 @@ class CrossStore:
         """Return views of K and V [L, H, D], and the logit bias [L] if there is one. Raises CrossStoreEmpty."""
         self._require_open("read")
         check_index("layer", layer, self._pool.num_layers)
+        entry = self._entry()
+        k_LHD, v_LHD = self._pool.read(layer, entry)
+        return k_LHD, v_LHD, entry.logit_bias_L
+
+    def indexed(self) -> IndexedRows:
+        """Return where the store lies, as numbers. Raises CrossStoreEmpty."""
+        self._require_open("indexed")
+        entry = self._entry()
+        return IndexedRows(
+            k_EXHD=self._pool.k_ZLHD,
+            v_EXHD=self._pool.v_ZLHD,
+            entry=entry.slot,
+            first_row=0,
+            num_rows=entry.num_tokens,
+            logit_bias_S=entry.logit_bias_L,
+        )
+
+    def _entry(self) -> CrossEntry:
         entry = self._table.get(self._key)
         if entry is None:
             raise CrossStoreEmpty(self._key[0])
-        k_LHD, v_LHD = self._pool.read(layer, entry)
-        return k_LHD, v_LHD, entry.logit_bias_L
+        return entry

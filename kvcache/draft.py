@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from kvcache.attention import Attention
     from kvcache.cross_store import CrossStore
+    from kvcache.located_rows import IndexedChunk
     from kvcache.pool import BoundChunk, WritableRows
 
 
@@ -103,6 +104,11 @@ class ChunkDraft:
             raise ChunkIncomplete(f"attend_all: the draft has not written layer {layer}")
         k_BSHD, v_BSHD = self._bound.visible_branches(layer, self._num_registers.get(layer, 0))
         return attend_streams(self._attention, q_BNHD, k_BSHD, v_BSHD)
+
+    def indexed(self, num_registers: int = 0) -> IndexedChunk:
+        """Return where the draft and its registers lie, as numbers. Raises ValueError unless that is an extent."""
+        self._require_open("indexed")
+        return self._bound.indexed(num_registers)
 
     def cross_store(self, name: str, *, branch: int = 0) -> CrossStore:
         """Return a cross store as the chunk in flight sees it."""

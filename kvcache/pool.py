@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from kvcache import slots
+from kvcache.attention import Attention, PagedAttention
+from kvcache.located_rows import IndexedChunk, IndexedRows, PagedRows, to_index
 from kvcache.page_table import StagedChunk
 from kvcache.spec import RESERVED_PAGES, KVSpec, Storage
 
@@ -58,8 +60,23 @@ class BoundChunk(Protocol):
         """Return K and V [S, H, D]: `num_registers` register rows, then the visible frames in storage order."""
         ...
 
+    def visible_pages(self, layer: int, local_slot: int) -> PagedRows:
+        """Return the pages of the visible frames. Raises ValueError where registers lie among the frames."""
+        ...
+
+    def attend(self, attention: Attention, layer: int, local_slot: int, num_registers: int, q_NHD: Tensor) -> Tensor:
+        """Return attention of the queries over what `visible` gives, read in pages where the kernel does that."""
+        if isinstance(attention, PagedAttention) and not num_registers:
+            rows = self.visible_pages(layer, local_slot)
+            return attention.attend_pages(q_NHD, rows.k_PTHD, rows.v_PTHD, rows.pages_F)
+        return attention(q_NHD, *self.visible(layer, local_slot, num_registers))
+
     def visible_branches(self, layer: int, num_registers: int) -> tuple[Tensor, Tensor]:
         """Return the same of all streams of a layer, [B, S, H, D]."""
+        ...
+
+    def indexed(self, num_registers: int) -> IndexedChunk:
+        """Return where the chunk and `num_registers` registers lie, as numbers. Raises ValueError for pages."""
         ...
 
     def write_frames(self, layer: int, local_slot: int, frames: Sequence[int], k_NHD: Tensor, v_NHD: Tensor) -> None:
@@ -146,15 +163,18 @@ class ExtentPool:
                     rows_EXHD[new, rows].copy_(rows_EXHD[old, rows])
 
 
-class _ExtentChunk:
+class _ExtentChunk(BoundChunk):
     def __init__(self, pool: ExtentPool, staged: StagedChunk) -> None:
         spec = pool.spec
+        assert staged.extent is not None, "the chunk is not stored in extents"
         self._pool = pool
+        self._extent = staged.extent
         self._extents = [slots.layer_extents(spec, staged, layer) for layer in range(spec.num_layers)]
         self._runs = slots.write_runs(spec, staged)
         self._first_row, self._end_row = slots.visible_rows(spec, staged)
         self._first_rows: dict[tuple[int, tuple[int, ...]], Tensor] = {}
         self._token_rows: dict[tuple[int, int, int], Tensor] = {}
+        self._pages: dict[int, Tensor] = {}
 
     def write(self, layer: int, local_slot: int, k_NHD: Tensor, v_NHD: Tensor) -> None:
         self._write_runs(layer, local_slot, self._runs, k_NHD, v_NHD)
@@ -177,7 +197,7 @@ class _ExtentChunk:
         key = (extent, tuple(frames))
         if key not in self._first_rows:
             rows = tuple(extent * spec.extent_tokens + row for row in slots.first_rows(spec, frames))
-            self._first_rows[key] = _index(rows, self._pool.example.device)
+            self._first_rows[key] = to_index(rows, self._pool.example.device)
         return WritableRows(
             k_XHD=self._pool.k_EXHD[layer].flatten(0, 1),
             v_XHD=self._pool.v_EXHD[layer].flatten(0, 1),
@@ -193,12 +213,28 @@ class _ExtentChunk:
             registers = range(self._first_row - num_registers, self._first_row)
             size = self._pool.spec.extent_tokens
             rows = tuple(extent * size + row for extent in range(*key[:2]) for row in (*tokens, *registers))
-            self._token_rows[key] = _index(rows, self._pool.example.device)
+            self._token_rows[key] = to_index(rows, self._pool.example.device)
         return WritableRows(
             k_XHD=self._pool.k_EXHD[layer].flatten(0, 1),
             v_XHD=self._pool.v_EXHD[layer].flatten(0, 1),
             first_rows_F=self._token_rows[key],
             tokens_per_frame=1,
+        )
+
+    def indexed(self, num_registers: int) -> IndexedChunk:
+        spec, first = self._pool.spec, self._first_row - num_registers
+        layers = {spec.layer_slots(layer): layer for layer in range(spec.num_layers)}
+        return IndexedChunk(
+            read=IndexedRows(
+                k_EXHD=self._pool.k_EXHD,
+                v_EXHD=self._pool.v_EXHD,
+                entry=self._extent,
+                first_row=first,
+                num_rows=self._end_row - first,
+            ),
+            rows_to_write={
+                streams: self.writable_all(layer, num_registers).first_rows_F for streams, layer in layers.items()
+            },
         )
 
     def read_frames(self, layer: int, local_slot: int, frames: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -222,6 +258,17 @@ class _ExtentChunk:
             self._pool.k_EXHD[layer][extent, first : self._end_row],
             self._pool.v_EXHD[layer][extent, first : self._end_row],
         )
+
+    def visible_pages(self, layer: int, local_slot: int) -> PagedRows:
+        spec, extent = self._pool.spec, self._extents[layer].start + local_slot
+        if spec.register_tokens:
+            raise ValueError(f"pages: {spec.register_tokens} register rows begin every extent, expected none")
+        shape = (-1, spec.tokens_per_latent_frame, spec.num_kv_heads, spec.head_dim)
+        if extent not in self._pages:
+            first, num = extent * spec.session_latent_frames, (self._end_row - self._first_row) // shape[1]
+            self._pages[extent] = to_index(tuple(range(first, first + num)), self._pool.example.device)
+        k_PTHD, v_PTHD = self._pool.k_EXHD[layer].view(shape), self._pool.v_EXHD[layer].view(shape)
+        return PagedRows(k_PTHD=k_PTHD, v_PTHD=v_PTHD, pages_F=self._pages[extent])
 
     def visible_branches(self, layer: int, num_registers: int) -> tuple[Tensor, Tensor]:
         extents, rows = self._extents[layer], slice(self._first_row - num_registers, self._end_row)
@@ -257,19 +304,19 @@ class PagePool:
     def copy_history(self, source: StagedChunk, target: StagedChunk) -> None:
         history = source.history
         for local_slot in range(self.spec.num_local_branches):
-            old_F = _index(slots.pages_of(source, local_slot, history), self.device)
-            new_F = _index(slots.pages_of(target, local_slot, history), self.device)
+            old_F = to_index(slots.pages_of(source, local_slot, history), self.device)
+            new_F = to_index(slots.pages_of(target, local_slot, history), self.device)
             for pages_PTHD in (*self.k_PTHD, *self.v_PTHD):
                 pages_PTHD.index_copy_(0, new_F, pages_PTHD.index_select(0, old_F))
 
 
-class _PagedChunk:
+class _PagedChunk(BoundChunk):
     def __init__(self, pool: PagePool, staged: StagedChunk) -> None:
         local_slots = range(pool.spec.num_local_branches)
         self._pool = pool
         self._staged = staged
-        self._chunk = [_index(slots.chunk_pages(staged, slot), pool.device) for slot in local_slots]
-        self._visible = [_index(slots.visible_pages(staged, slot), pool.device) for slot in local_slots]
+        self._chunk = [to_index(slots.chunk_pages(staged, slot), pool.device) for slot in local_slots]
+        self._visible = [to_index(slots.visible_pages(staged, slot), pool.device) for slot in local_slots]
         self._first_rows: dict[tuple[int, tuple[int, ...]], Tensor] = {}
 
     def write(self, layer: int, local_slot: int, k_NHD: Tensor, v_NHD: Tensor) -> None:
@@ -311,8 +358,11 @@ class _PagedChunk:
             tokens_per_frame=1,
         )
 
+    def indexed(self, num_registers: int) -> IndexedChunk:
+        raise ValueError("indexed: the frames of a chunk lie in pages, expected one extent")
+
     def _pages_of(self, local_slot: int, frames: Sequence[int]) -> Tensor:
-        return _index(slots.pages_of(self._staged, local_slot, frames), self._pool.device)
+        return to_index(slots.pages_of(self._staged, local_slot, frames), self._pool.device)
 
     @torch.no_grad()
     def _write_pages(self, layer: int, index_F: Tensor, k_NHD: Tensor, v_NHD: Tensor) -> None:
@@ -335,14 +385,10 @@ class _PagedChunk:
             torch.cat((pool.v_registers_BRHD[layer][local_slot, :num_registers], v_SHD)),
         )
 
+    def visible_pages(self, layer: int, local_slot: int) -> PagedRows:
+        pool = self._pool
+        return PagedRows(k_PTHD=pool.k_PTHD[layer], v_PTHD=pool.v_PTHD[layer], pages_F=self._visible[local_slot])
+
     def visible_branches(self, layer: int, num_registers: int) -> tuple[Tensor, Tensor]:
         pairs = [self.visible(layer, slot, num_registers) for slot in range(self._pool.spec.layer_slots(layer))]
         return torch.stack([k_SHD for k_SHD, _ in pairs]), torch.stack([v_SHD for _, v_SHD in pairs])
-
-
-def _index(pages: tuple[int, ...], device: torch.device) -> Tensor:
-    index_F = torch.tensor(pages, dtype=torch.int64)
-    if device.type == "cuda":
-        # Pinned, so that the copy doesn't make the host wait for the device.
-        return index_F.pin_memory().to(device, non_blocking=True)
-    return index_F.to(device)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from kvcache.attention import Attention
     from kvcache.cross_store import CrossStore, CrossStores
+    from kvcache.located_rows import IndexedChunk
     from kvcache.pool import BoundChunk, KVPool, WritableRows
 
 
@@ -170,8 +171,7 @@ class ChunkTransaction:
         Raises ChunkIncomplete if the chunk's own K/V of this layer was not written.
         """
         slot = self._locate_written("attend", layer, branch)
-        k_SHD, v_SHD = self._bound.visible(layer, slot, self._num_registers.get((layer, slot), 0))
-        return self._attention(q_NHD, k_SHD, v_SHD)
+        return self._bound.attend(self._attention, layer, slot, self._num_registers.get((layer, slot), 0), q_NHD)
 
     def visible(self, layer: int, *, branch: int = 0) -> tuple[Tensor, Tensor]:
         """Return K and V [S, H, D] of the visible frames in storage order, without registers.
@@ -204,6 +204,14 @@ class ChunkTransaction:
         for slot in slots:
             self._locate_written("attend_all", layer, self._branch_of(slot))
         return attend_streams(self._attention, q_BNHD, *self._bound.visible_branches(layer, 0))
+
+    def indexed(self, num_registers: int = 0) -> IndexedChunk:
+        """Return where the chunk and its registers lie, as numbers; `rows_to_write` says that they are written.
+
+        Raises ValueError unless the chunk lies in an extent.
+        """
+        self._require_open("indexed")
+        return self._bound.indexed(num_registers)
 
     def cross_store(self, name: str, *, branch: int = 0) -> CrossStore:
         """Return the staged view of a cross store. Raises ValueError for an unknown name."""

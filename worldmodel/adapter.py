@@ -152,3 +152,7 @@ class WorldModelAdapter(Protocol[StateT]):
     def warm_up_arrays(self, chunk_index: int) -> Arrays:
         """Return the observation of one chunk of a warm-up session; empty for a model that takes none."""
         ...
+
+    def end_warm_up(self) -> None:
+        """Take note that the warm-up sessions are over: from here on nothing is captured or chosen."""
+        ...

@@ -198,6 +198,9 @@ class FakeAdapter:
     def warm_up_arrays(self, chunk_index: int) -> Arrays:
         return NO_ARRAYS
 
+    def end_warm_up(self) -> None:
+        """Do nothing: nothing is captured."""
+
     # ---------------------------------------------------------------- orders
 
     def _failure_of(self, tick: Tick, state: FakeState) -> FailureKind | None:

@@ -205,6 +205,9 @@ class FakeRobotAdapter:
         picture_HW3 = np.zeros((self._start.height, self._start.width, 3), np.uint8)
         return {name: picture_HW3 for name in CAMERAS}
 
+    def end_warm_up(self) -> None:
+        """Do nothing: nothing is captured."""
+
     def _check(self, arrays: Arrays) -> None:
         """Refuse a camera that is missing or of the wrong shape, and states of the wrong length."""
         for name in CAMERAS:

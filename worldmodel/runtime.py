@@ -336,6 +336,7 @@ class Runtime:
         """
         try:
             self._run_warm_up(progress)
+            self._adapter.end_warm_up()
             self._require_all_free()
         except LoadFailed:
             raise

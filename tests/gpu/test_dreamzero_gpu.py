@@ -5,6 +5,7 @@ Run with `pytest -m gpu tests/gpu`. On a machine without a device these tests fa
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -103,7 +104,9 @@ def test_every_attention_gives_the_same_actions(folder: Path, attention: str, pr
 def test_what_is_chosen_by_itself_runs_and_is_said(folder: Path) -> None:
     start = cuda_start(folder, precision="bf16", attention="auto", layer_operations="auto")
     adapter = create_adapter(start, lambda stage, fraction, detail: None)
-    assert adapter.spec.attention_backend.endswith("; layers triton")
+    # Its heads are no ones for FlashAttention-3; Triton may be the fastest of the others, and has graphs.
+    shown = adapter.spec.attention_backend
+    assert re.search(r"; layers triton; (graphs |no graphs: they need the attention 'flash3')", shown), shown
     assert_close(play(runtime_of(adapter, start)), play(load(cuda_start(folder, precision="bf16"))), 5e-2)
 
 

@@ -106,13 +106,13 @@ def test_attention_backends_equal_the_reference(num_queries: int, num_keys: int)
 
 
 def test_paged_attention_reads_pages_where_they_lie() -> None:
-    from kvcache.attention_triton import TritonAttention
+    from kvcache.attention_triton import TritonPagedAttention
 
     draw = Draw(TINY, DEVICE, 6)
     k, v = draw.tensor(9, 13, 2, 24), draw.tensor(9, 13, 2, 24)
     q, pages = draw.tensor(30, 2, 24), torch.tensor([7, 0, 3], device=DEVICE)
     expected = TorchAttention()(q, k[pages].flatten(0, 1), v[pages].flatten(0, 1))
-    assert distance(TritonAttention().attend_pages(q, k, v, pages), expected) < 1e-5
+    assert distance(TritonPagedAttention().attend_pages(q, k, v, pages), expected) < 1e-5
 
 
 @pytest.mark.parametrize(("num_tokens", "inputs", "outputs"), [(4680, 5120, 13824), (33, 256, 64)])

@@ -61,7 +61,7 @@ def exact_matmul() -> Iterator[None]:
     torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = allowed
 
 
-def start(device: str, precision: str = "fp32") -> StartWorker:
+def start(device: str, precision: str = "fp32", **options: object) -> StartWorker:
     config = load_config(bundled_config("demo"), environment={})
     return StartWorker(
         model=config.model.name,
@@ -72,7 +72,7 @@ def start(device: str, precision: str = "fp32") -> StartWorker:
         device=device,
         precision=precision,
         requested_sessions=3,
-        model_options=options_parser(config.model.name)(config.model.options),
+        model_options=options_parser(config.model.name)({**config.model.options, **options}),
     )
 
 
@@ -122,6 +122,16 @@ def test_cuda_in_fp32_follows_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     for index, ((latent, rgb), (cuda_latent, cuda_rgb)) in enumerate(zip(expected, got, strict=True)):
         assert np.abs(latent - cuda_latent).max() < 5e-3, f"chunk {index}"
         assert np.abs(rgb - cuda_rgb).max() <= 3, f"chunk {index}"
+
+
+@pytest.mark.parametrize("attention", ["triton", "triton_paged"])
+def test_attention_of_our_own_follows_that_of_torch(monkeypatch: pytest.MonkeyPatch, attention: str) -> None:
+    """Over a filling and a slid window, history in rows or in pages."""
+    expected = rollout(load(start("cuda", attention="torch_sdpa"), monkeypatch, cpu_noise=True), "a", seed=5)
+    runtime = load(start("cuda", attention=attention), monkeypatch, cpu_noise=True)
+    assert runtime.info("demo").attention_backend.startswith(f"{attention};")
+    for index, ((latent, _), (got, _)) in enumerate(zip(expected, rollout(runtime, "a", seed=5), strict=True)):
+        assert np.abs(latent - got).max() < 5e-3, f"chunk {index}"
 
 
 @pytest.mark.parametrize("precision", ["bf16", "official"])

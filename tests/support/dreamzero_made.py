@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -15,13 +18,15 @@ from worldmodel.dreamzero.published import CAMERA_HEIGHT, CAMERA_WIDTH, Publishe
 from worldmodel.dreamzero.robot import Robot
 from worldmodel.messages import StartWorker
 
+NO_SIZES: Mapping[str, int] = MappingProxyType({})
 
-def tiny_model(structure: str) -> Published:
-    """Return the settings of the tiny model, in the structure of the published 14b or 5b."""
+
+def tiny_model(structure: str, sizes: Mapping[str, int] = NO_SIZES) -> Published:
+    """Return the settings of the tiny model, in the structure of the published 14b or 5b; `sizes` replaces some."""
     model = published(Scale.TINY)
+    network = dict(model.head["diffusion_model_cfg"]) | sizes
     if structure == "14b":
-        return model
-    network = dict(model.head["diffusion_model_cfg"])
+        return replace(model, head=model.head | {"diffusion_model_cfg": network})
     network |= {
         "model_type": "ti2v",
         "in_dim": 48,
@@ -38,9 +43,9 @@ def tiny_model(structure: str) -> Published:
     return Published(head=head, width=128, height=64)
 
 
-def write_tiny(folder: Path, structure: str, **options: Any) -> StartWorker:
+def write_tiny(folder: Path, structure: str, *, sizes: Mapping[str, int] = NO_SIZES, **options: Any) -> StartWorker:
     """Write a tiny checkpoint and return the message that loads it on a CPU."""
-    model = tiny_model(structure)
+    model = tiny_model(structure, sizes)
     write_checkpoint(plan_checkpoint(model), folder, seed=0)
     return StartWorker(
         model="dreamzero",

@@ -50,6 +50,7 @@ def tiny_adapter(
     sessions: int = 2,
     width: int = WIDTH,
     height: int = HEIGHT,
+    precision: str = "fp32",
     **options: Any,
 ) -> LingBotAdapter:
     """Return an adapter of the golden transformer and VAE, by default at 48 x 32 pixels: 6 tokens a frame, 3 layers."""
@@ -58,7 +59,7 @@ def tiny_adapter(
     vae.load_state_dict(tensors("vae_weights_diffusers"), strict=True)
     vae.fold_weights()
     model = LoadedModel(
-        transformer=transformer(config),
+        transformer=transformer(config, precision),
         vae=vae,
         text_encoder=SeededText(config.text_dim),
         flow_shift=5.0,
@@ -74,7 +75,7 @@ def tiny_adapter(
 
 
 def cache_of(adapter: LingBotAdapter, *, sessions: int = 2) -> KVCache:
-    return KVCache(adapter.kv_spec(), capacity=sessions, device="cpu", dtype=torch.float32)
+    return KVCache(adapter.kv_spec(), capacity=sessions, device="cpu", dtype=adapter._transformer.plan.kv)
 
 
 def history_kv(cache: KVCache, session_id: str) -> dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]]:

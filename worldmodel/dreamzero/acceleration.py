@@ -6,6 +6,7 @@ import torch
 
 from kvcache.attention_backends import AttentionShape
 from kvcache.spec import KVSpec
+from worldmodel.dreamzero.captured_forward import CapturedForward
 from worldmodel.dreamzero.config import DreamZeroOptions
 from worldmodel.dreamzero.fused_forward import FusedForward
 from worldmodel.dreamzero.sampler import Forward
@@ -14,8 +15,9 @@ from worldmodel.dreamzero.transformer_config import TransformerConfig
 from worldmodel.dreamzero.weights import LoadedModel
 from worldmodel.errors import LoadFailed
 from worldmodel.kernels.layer_ops import LayerOps
-from worldmodel.kernels.names import AttentionChoice, LayerOperations
+from worldmodel.kernels.names import AttentionChoice, GraphChoice, LayerOperations
 from worldmodel.wan.acceleration import Acceleration, attention_backend, join, layer_operations
+from worldmodel.wan.captured import create_graphs, graphs_refused, why_no_graphs
 from worldmodel.wan.precision import PrecisionPlan
 
 
@@ -33,16 +35,31 @@ def accelerate(model: LoadedModel, options: DreamZeroOptions, kv: KVSpec) -> Acc
     return join(chosen, forward, ops, plan)
 
 
+def capture(
+    acceleration: Acceleration[Forward], model: LoadedModel, options: DreamZeroOptions, kv: KVSpec
+) -> CapturedForward | str:
+    """Return the forward that a worker captures while it warms up, or why it captures none.
+
+    Raises:
+        LoadFailed: naming the option, for graphs that were asked for and can't be had.
+    """
+    transformer = model.transformer
+    graphs = create_graphs(options.graphs, kv, acceleration.attention, transformer.plan.linear, transformer.device)
+    return graphs if isinstance(graphs, str) else CapturedForward(acceleration.forward, graphs, kv)
+
+
 def check_choices(
     sizes: Sizes, options: DreamZeroOptions, plan: PrecisionPlan, device: torch.device, kv: KVSpec
 ) -> None:
-    """Refuse what `accelerate` would refuse, before there are weights; nothing is timed or allocated.
+    """Refuse what `accelerate` and `capture` would refuse, before there are weights; nothing is timed or allocated.
 
     What is left to the worker needs no look. `device` must exist. Raises `LoadFailed` naming the option.
     """
     if options.attention is not AttentionChoice.AUTO:
         attention_backend(options.attention, _attention_shape(sizes.transformer, plan, device, kv))
     _choose_ops(sizes, options, plan, device)
+    if options.graphs is GraphChoice.ON and (reason := why_no_graphs(kv, device)) is not None:
+        raise graphs_refused(reason)
 
 
 def _attention_shape(
@@ -57,6 +74,7 @@ def _attention_shape(
         head_dim=config.head_dim,
         dtype=plan.linear,
         device=device,
+        register_tokens=kv.register_tokens,
     )
 
 

@@ -19,7 +19,8 @@ from kvcache.attention import Attention
 from kvcache.spec import KVSpec
 from kvcache.transaction import ChunkTransaction
 from worldmodel.adapter import NO_ARRAYS, Arrays, GeneratedChunk, ModelSpec, ProgressFn, SessionOpening
-from worldmodel.dreamzero.acceleration import accelerate, check_choices
+from worldmodel.dreamzero.acceleration import accelerate, capture, check_choices
+from worldmodel.dreamzero.captured_forward import CapturedForward
 from worldmodel.dreamzero.checkpoint import DreamZeroCheckpoint
 from worldmodel.dreamzero.config import DreamZeroOptions
 from worldmodel.dreamzero.embodiments import KEY_PREFIX, NEGATIVE_PROMPT
@@ -115,11 +116,13 @@ class DreamZeroAdapter:
             self._device,
         )
         with torch.inference_mode():
+            self._graphs: CapturedForward | str = "off"
             self._acceleration = accelerate(model, options, self.kv_spec())
+            self._graphs = capture(self._acceleration, model, options, self.kv_spec())
             self._sampler = DreamZeroSampler(
                 model.transformer,
                 options,
-                forward=self._acceleration.forward,
+                forward=self._acceleration.forward if isinstance(self._graphs, str) else self._graphs,
                 final_noise=model.sizes.final_noise,
             )
             self._negative = self._prompts.encode(NEGATIVE_PROMPT)
@@ -148,7 +151,13 @@ class DreamZeroAdapter:
 
     @property
     def spec(self) -> ModelSpec:
-        return self._spec
+        # What is captured is known when warm-up is over.
+        return replace(self._spec, attention_backend=f"{self._acceleration.description}{self._graphs_shown()}")
+
+    def _graphs_shown(self) -> str:
+        if not isinstance(self._graphs, str):
+            return f"; {self._graphs.description}"
+        return f"; no graphs: {self._graphs}" if self._device.type == "cuda" else ""
 
     def kv_spec(self) -> KVSpec:
         """Return the K/V geometry, with the bytes this adapter holds per session and for all."""
@@ -160,6 +169,7 @@ class DreamZeroAdapter:
             picture_size=self._picture_size,
             view_size=self._view_size,
             requested_sessions=self._requested_sessions,
+            is_captured=not isinstance(self._graphs, str),
         )
 
     def attention(self) -> Attention:
@@ -337,3 +347,8 @@ class DreamZeroAdapter:
         shape = (count, robot.camera_height, robot.camera_width, 3)
         arrays: dict[str, npt.NDArray[np.generic]] = {key: np.zeros(shape, np.uint8) for key in robot.cameras}
         return arrays | {KEY_PREFIX + state.name: np.zeros(state.num_dims) for state in robot.states}
+
+    def end_warm_up(self) -> None:
+        """Capture no forward from here on."""
+        if not isinstance(self._graphs, str):
+            self._graphs.seal()

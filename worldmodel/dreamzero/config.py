@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from worldmodel.dreamzero.embodiments import EMBODIMENTS
 from worldmodel.json_checks import JsonReader
-from worldmodel.kernels.names import AttentionChoice, LayerOperations
+from worldmodel.kernels.names import AttentionChoice, GraphChoice, LayerOperations
 from worldmodel.wan.precision_names import VaePrecision
 
 COMPUTED_STEPS = (5, 6, 7, 8, 16)
@@ -46,6 +46,7 @@ class DreamZeroOptions:
     `guidance`: how far the video is pushed away from the negative branch. `shift`: how much of the steps is spent at
     high noise.
     `prompt_template`: what a prompt is put into, at `{prompt}`; None takes the robot's.
+    `graphs`: whether forwards are captured in CUDA graphs.
     `vae_precision`: None takes that of the precision plan.
     """
 
@@ -60,6 +61,7 @@ class DreamZeroOptions:
     prompt_template: str | None = None
     attention: AttentionChoice = AttentionChoice.AUTO
     layer_operations: LayerOperations = LayerOperations.AUTO
+    graphs: GraphChoice = GraphChoice.AUTO
     vae_precision: VaePrecision | None = None
 
     @classmethod
@@ -106,6 +108,7 @@ def _read_options(value: object) -> DreamZeroOptions:
         prompt_template=_template(options),
         attention=AttentionChoice(word("attention", AttentionChoice)),
         layer_operations=LayerOperations(word("layer_operations", LayerOperations)),
+        graphs=GraphChoice(word("graphs", GraphChoice)),
         vae_precision=None
         if options.get("vae_precision") is None
         else VaePrecision(word("vae_precision", VaePrecision)),

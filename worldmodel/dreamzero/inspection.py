@@ -40,6 +40,7 @@ from worldmodel.dreamzero.published import Scale, published
 from worldmodel.dreamzero.robot import Robot
 from worldmodel.dreamzero.weights import EmptyModules, empty_modules, part_problems, read_checkpoint
 from worldmodel.errors import LoadFailed
+from worldmodel.wan.captured import may_be_captured
 from worldmodel.wan.precision import PrecisionPlan, precision_plan
 
 ADAPTERS = "adapters"
@@ -74,7 +75,8 @@ def inspect_dreamzero(
     trained_height, trained_width = _trained_size(checkpoint)
     width, height = width or trained_width, height or trained_height
     try:
-        spec = _kv_spec(checkpoint, robot, modules, plan, width=width, height=height)
+        is_captured = may_be_captured((options or DreamZeroOptions()).graphs, device)
+        spec = _kv_spec(checkpoint, robot, modules, plan, width=width, height=height, is_captured=is_captured)
     except LoadFailed as error:
         raise ValueError(error.message) from error
     weights_bytes = _weights(checkpoint, modules, plan)
@@ -123,6 +125,7 @@ def _kv_spec(
     *,
     width: int,
     height: int,
+    is_captured: bool,
 ) -> KVSpec:
     sizes = checkpoint.sizes
     latent = latent_size(
@@ -140,6 +143,7 @@ def _kv_spec(
         picture_size=sizes.picture_size or (height, width),
         view_size=(height // 2, width // 2),
         requested_sessions=MAX_SESSIONS,
+        is_captured=is_captured,
     )
 
 

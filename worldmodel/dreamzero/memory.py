@@ -10,8 +10,10 @@ from worldmodel.dreamzero.frames import CALL_FRAMES
 from worldmodel.dreamzero.observation_vae import PIECE_LATENT_FRAMES
 from worldmodel.dreamzero.robot import Robot
 from worldmodel.dreamzero.sizes import Sizes
+from worldmodel.dreamzero.step_skip import NUM_STEPS
 from worldmodel.dreamzero.transformer import NUM_BRANCHES, kv_geometry
 from worldmodel.dreamzero.transformer_config import CONDITION_MASK_CHANNELS
+from worldmodel.wan.captured import GRAPH_BASE_BYTES
 from worldmodel.wan.precision import PrecisionPlan
 
 FLOAT32_BYTES = 4
@@ -23,6 +25,10 @@ FORWARD_ACTIVATIONS = 8
 """The same of a transformer layer, in units of its residual stream; the feed-forward comes on top."""
 
 
+TIME_ROWS = 6
+"""Rows that a layer takes from a timestep."""
+
+
 def plan_kv(
     sizes: Sizes,
     robot: Robot,
@@ -32,8 +38,12 @@ def plan_kv(
     picture_size: tuple[int, int],
     view_size: tuple[int, int],
     requested_sessions: int = 1,
+    is_captured: bool = False,
 ) -> KVSpec:
-    """Return the K/V geometry at one picture size, with the bytes of a session and of the worker."""
+    """Return the K/V geometry at one picture size, with the bytes of a session and of the worker.
+
+    `is_captured`: forwards are captured in graphs.
+    """
     spec = kv_geometry(
         sizes.transformer,
         plan,
@@ -44,7 +54,8 @@ def plan_kv(
     return replace(
         spec,
         model_owned_bytes=_session_bytes(sizes, robot, latent_size=latent_size, view_size=view_size),
-        worker_owned_bytes=_worker_bytes(sizes, plan, spec, picture_size=picture_size),
+        worker_owned_bytes=_worker_bytes(sizes, plan, spec, picture_size=picture_size)
+        + (_graph_bytes(sizes, plan, spec) if is_captured else 0),
     )
 
 
@@ -63,7 +74,20 @@ def _worker_bytes(sizes: Sizes, plan: PrecisionPlan, spec: KVSpec, *, picture_si
     frames = PIECE_LATENT_FRAMES * sizes.vae.temporal_factor + 1
     pixels = frames * math.prod(picture_size)
     encode = ENCODE_ACTIVATIONS * sizes.vae.base_dim * pixels * plan.vae.itemsize
+    return max(encode, _forward_bytes(sizes, plan, spec))
+
+
+def _forward_bytes(sizes: Sizes, plan: PrecisionPlan, spec: KVSpec) -> int:
     config = sizes.transformer
     tokens = spec.tokens_per_latent_frame * config.latent_frames_per_chunk + config.register_tokens
     width = FORWARD_ACTIVATIONS * config.width * FLOAT32_BYTES + config.ffn_dim * plan.linear.itemsize
-    return max(encode, NUM_BRANCHES * tokens * width)
+    return NUM_BRANCHES * tokens * width
+
+
+def _graph_bytes(sizes: Sizes, plan: PrecisionPlan, spec: KVSpec) -> int:
+    """Count what graphs hold: the activations of a forward, which no other memory serves, and packed constants."""
+    config = sizes.transformer
+    # Those of every step, of a commit for each of its two graphs, and the three places that they are copied to.
+    timesteps = (NUM_STEPS + 5) * (1 if sizes.final_noise is None else 2)
+    constants = timesteps * TIME_ROWS * config.num_layers * config.width * FLOAT32_BYTES
+    return GRAPH_BASE_BYTES + _forward_bytes(sizes, plan, spec) + constants

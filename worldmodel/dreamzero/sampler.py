@@ -16,6 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from kvcache.indexed import IndexableKV
 from kvcache.transaction import BranchedLayerKV
 from worldmodel.dreamzero.config import DreamZeroOptions
 from worldmodel.dreamzero.config import StepSkipping as SkippingRule
@@ -43,6 +44,24 @@ class Forward(Protocol):
 
     def velocity(
         self, x_CFYX: Tensor, action_NA: Tensor, step: StepTime, inputs: FrameInputs, draft: DraftKV
+    ) -> Velocity: ...
+
+
+class ServedChunk(IndexableKV, BranchedLayerKV, Protocol):
+    """A chunk in flight; `kvcache.transaction.ChunkTransaction`."""
+
+
+class ServedDraft(IndexableKV, DraftKV, Protocol):
+    """What follows it; `kvcache.draft.ChunkDraft`."""
+
+
+class ServedForward(Protocol):
+    """What a sampler needs of a forward: one that also takes the K/V of sessions alone, as a captured one does."""
+
+    def commit(self, x_CFYX: Tensor, time: TimeConstants, inputs: FrameInputs, chunk: ServedChunk) -> None: ...
+
+    def velocity(
+        self, x_CFYX: Tensor, action_NA: Tensor, step: StepTime, inputs: FrameInputs, draft: ServedDraft
     ) -> Velocity: ...
 
 
@@ -75,11 +94,11 @@ class DreamZeroSampler:
         transformer: DreamZeroTransformer,
         options: DreamZeroOptions,
         *,
-        forward: Forward | None = None,
+        forward: ServedForward | None = None,
         final_noise: float | None = None,
     ) -> None:
         self._transformer = transformer
-        self._forward: Forward = transformer if forward is None else forward
+        self._forward: ServedForward = transformer if forward is None else forward
         self._new_skipping = skipping_rule(options)
         self._guidance = options.guidance
         self._video = UniPC(noise_levels(NUM_STEPS, options.shift, final_noise=final_noise))
@@ -96,11 +115,11 @@ class DreamZeroSampler:
         }
         return tuple(self._transformer.step_time(constants[video], constants[action]) for video, action in pairs)
 
-    def commit(self, latents_CFYX: Tensor, inputs: FrameInputs, chunk: BranchedLayerKV) -> None:
+    def commit(self, latents_CFYX: Tensor, inputs: FrameInputs, chunk: ServedChunk) -> None:
         """Store K and V of observed latents."""
         self._forward.commit(latents_CFYX, self._commit_time, inputs, chunk)
 
-    def denoise(self, noise: Noise, inputs: FrameInputs, draft: DraftKV) -> Sample:
+    def denoise(self, noise: Noise, inputs: FrameInputs, draft: ServedDraft) -> Sample:
         """Return the prediction of one call. K and V of the noisy frames go to `draft`."""
         skipping = self._new_skipping()
         video, action = self._video.start(noise.video_CFYX), self._action.start(noise.action_NA)

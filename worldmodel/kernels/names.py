@@ -6,7 +6,10 @@ from enum import StrEnum
 
 
 class AttentionChoice(StrEnum):
-    """Which kernel computes attention. AUTO times those that are available at load and takes the fastest."""
+    """Which kernel computes attention. AUTO times those that are available at load and takes the fastest.
+
+    TRITON_PAGED, by name only: history is read in pages of one latent frame where they lie.
+    """
 
     AUTO = "auto"
     TORCH_SDPA = "torch_sdpa"
@@ -14,6 +17,7 @@ class AttentionChoice(StrEnum):
     SDPA_CUDNN = "sdpa_cudnn"
     FLASH3 = "flash3"
     TRITON = "triton"
+    TRITON_PAGED = "triton_paged"
 
 
 class LayerOperations(StrEnum):
@@ -27,3 +31,11 @@ class LayerOperations(StrEnum):
     UNFUSED = "unfused"
     PLAIN = "plain"
     TRITON = "triton"
+
+
+class GraphChoice(StrEnum):
+    """Whether forwards are captured in CUDA graphs at load. AUTO: where that is possible and measures faster."""
+
+    AUTO = "auto"
+    ON = "on"
+    OFF = "off"

@@ -12,7 +12,8 @@ from kvcache.spec import KVSpec
 from worldmodel.errors import LoadFailed
 from worldmodel.kernels.fused_layer import FusedFormat
 from worldmodel.kernels.layer_ops import LayerOps
-from worldmodel.kernels.names import AttentionChoice, LayerOperations
+from worldmodel.kernels.names import AttentionChoice, GraphChoice, LayerOperations
+from worldmodel.lingbot.captured_forward import CapturedForward
 from worldmodel.lingbot.config import LingBotOptions
 from worldmodel.lingbot.fused_forward import FusedForward
 from worldmodel.lingbot.pipeline import Forward
@@ -21,7 +22,11 @@ from worldmodel.lingbot.streaming_cache import StreamRequest
 from worldmodel.lingbot.transformer import LingBotTransformer
 from worldmodel.lingbot.transformer_config import TransformerConfig
 from worldmodel.wan.acceleration import Acceleration, attention_backend, join, layer_operations
+from worldmodel.wan.captured import create_graphs, graphs_refused, why_no_graphs
 from worldmodel.wan.precision import PrecisionPlan
+
+STREAMED_WEIGHTS = "weights that are streamed come between the layers of a forward"
+"""Why a worker with offload captures nothing."""
 
 
 def accelerate(
@@ -62,17 +67,53 @@ def _format_of(ops: LayerOps | None, plan: PrecisionPlan) -> FusedFormat | None:
     return None if ops is None else FusedFormat(ops, plan.linear, quantize=plan.quantizes_linears)
 
 
-def check_choices(
-    config: TransformerConfig, options: LingBotOptions, plan: PrecisionPlan, device: torch.device, kv: KVSpec
-) -> None:
-    """Refuse what `accelerate` would refuse, before there are weights; nothing is timed or allocated.
+def capture(
+    acceleration: Acceleration[Forward], transformer: LingBotTransformer, options: LingBotOptions, kv: KVSpec
+) -> CapturedForward | str:
+    """Return the forward that a worker captures while it warms up, or why it captures none.
 
-    What is left to the worker is never refused. `device` must exist. Raises `LoadFailed` naming the option.
+    Raises:
+        LoadFailed: naming the option, for graphs that were asked for and can't be had.
+    """
+    graphs = create_graphs(
+        options.graphs,
+        kv,
+        acceleration.attention,
+        transformer.plan.kv,
+        transformer.device,
+        is_biased=True,
+        refusal=STREAMED_WEIGHTS if is_streamed(transformer) else None,
+    )
+    return graphs if isinstance(graphs, str) else CapturedForward(acceleration.forward, graphs, transformer)
+
+
+def is_streamed(transformer: LingBotTransformer) -> bool:
+    """Tell whether weights are copied to the device while a forward runs."""
+    return transformer.weights.streamed is not None
+
+
+def check_choices(
+    config: TransformerConfig,
+    options: LingBotOptions,
+    plan: PrecisionPlan,
+    device: torch.device,
+    kv: KVSpec,
+    *,
+    streams: bool = False,
+) -> None:
+    """Refuse what `accelerate` and `capture` would refuse, before there are weights; nothing is timed or allocated.
+
+    `streams`: layers will be copied to the device as they are needed. What is left to the worker is never refused.
+    `device` must exist. Raises `LoadFailed` naming the option.
     """
     if options.attention is not AttentionChoice.AUTO:
         attention_backend(options.attention, _attention_shape(config, plan, device, kv))
     if options.layer_operations is not LayerOperations.AUTO:
         _choose_ops(options, plan, device)
+    if options.graphs is GraphChoice.ON:
+        reason = STREAMED_WEIGHTS if streams else why_no_graphs(kv, device)
+        if reason is not None:
+            raise graphs_refused(reason)
 
 
 def _attention_shape(

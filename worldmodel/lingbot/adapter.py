@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -27,8 +29,9 @@ from worldmodel.adapter import (
     require_image,
 )
 from worldmodel.errors import LoadFailed, RequestRefused
-from worldmodel.lingbot.acceleration import accelerate, check_choices
+from worldmodel.lingbot.acceleration import accelerate, capture, check_choices
 from worldmodel.lingbot.camera import PACK, CameraEmbedding
+from worldmodel.lingbot.captured_forward import CapturedForward
 from worldmodel.lingbot.condition import next_condition, start_condition
 from worldmodel.lingbot.config import LingBotOptions, Sampler
 from worldmodel.lingbot.media import DeviceMedia, needs_pixels
@@ -68,7 +71,7 @@ def create_adapter(config: StartWorker, progress: ProgressFn) -> LingBotAdapter:
 
     def check(network: TransformerConfig) -> None:
         kv = kv_geometry(network, plan, latent_height=config.height // PACK, latent_width=config.width // PACK)
-        check_choices(network, options, plan, device, kv)
+        check_choices(network, options, plan, device, kv, streams=config.offload.streams)
 
     model = load_model(
         config.checkpoint, options, plan, device, progress, streams_layers=config.offload.streams, check=check
@@ -128,7 +131,8 @@ class LingBotAdapter:
         model.transformer.keeps_camera = config.offload.camera_modulation == "per_chunk"
         if config.offload.vae == "parked":
             self._vae.residence = ParkedModule(self._vae, self._device).on_device
-        self._kv = configured_kv(
+        self._plan_kv = partial(
+            configured_kv,
             model.transformer.config,
             self._vae,
             plan,
@@ -138,12 +142,14 @@ class LingBotAdapter:
             offload=config.offload,
             requested_sessions=config.requested_sessions,
         )
+        self._graphs: CapturedForward | str = "off"
+        self._kv = self._plan_kv()
         with torch.inference_mode():
             self._sampler = ChunkSampler(model.transformer, table)
         if config.offload.streams:
             set_time_networks_aside(model.transformer)
         self._acceleration = accelerate(model.transformer, options, self._kv, stream_request(model, config, progress))
-        self._sampler.use(self._acceleration.forward)
+        self.serve_with(capture(self._acceleration, model.transformer, options, self._kv))
         self._noise = noise
         self._prompts = PromptEncoder(model.text_encoder, plan.linear)
         self._reducer = CameraReducer(options, config.width, config.height, fps=config.fps)
@@ -160,6 +166,12 @@ class LingBotAdapter:
         if options.recache_on_prompt:
             self._history = HistoryEncoder(model.transformer, self._sampler, self._camera)
         self._spec = self._describe(model, options, plan, config.fps)
+
+    def serve_with(self, graphs: CapturedForward | str) -> None:
+        """Serve with captured forwards, or say why there are none. For the time before any K/V is planned."""
+        self._graphs = graphs
+        self._kv = self._plan_kv(is_captured=not isinstance(graphs, str))
+        self._sampler.use(self._acceleration.forward, None if isinstance(graphs, str) else graphs)
 
     def _describe(self, model: LoadedModel, options: LingBotOptions, plan: PrecisionPlan, fps: int) -> ModelSpec:
         factor = self._vae.config.temporal_factor
@@ -182,7 +194,13 @@ class LingBotAdapter:
 
     @property
     def spec(self) -> ModelSpec:
-        return self._spec
+        # What is captured is known when warm-up is over.
+        return replace(self._spec, attention_backend=f"{self._acceleration.description}{self._graphs_shown()}")
+
+    def _graphs_shown(self) -> str:
+        if not isinstance(self._graphs, str):
+            return f"; {self._graphs.description}"
+        return f"; no graphs: {self._graphs}" if self._device.type == "cuda" else ""
 
     def kv_spec(self) -> KVSpec:
         """Return the K/V geometry, with the bytes this adapter holds per session and for all."""
@@ -295,7 +313,8 @@ class LingBotAdapter:
     ) -> torch.Tensor:
         """Return the clean latents, their history staged. What the forwards share is freed before the decoding."""
         rays_TD = self._camera.tokens(camera.relative_n44, camera.intrinsics_n4)
-        inputs = self._transformer.chunk_inputs(condition_CFYX, rays_TD, chunk.first_latent_frame)
+        prepare = self._transformer if isinstance(self._graphs, str) else self._graphs
+        inputs = prepare.chunk_inputs(condition_CFYX, rays_TD, chunk.first_latent_frame)
         latents_CFYX = self._sampler.denoise(noise, inputs, chunk)
         clock.mark()
         self._sampler.store_clean(latents_CFYX, inputs, chunk)
@@ -337,6 +356,11 @@ class LingBotAdapter:
 
     def warm_up_arrays(self, chunk_index: int) -> Arrays:
         return NO_ARRAYS
+
+    def end_warm_up(self) -> None:
+        """Capture no forward from here on."""
+        if not isinstance(self._graphs, str):
+            self._graphs.seal()
 
     def _num_chunks_until_slid(self) -> int:
         config = self._transformer.config

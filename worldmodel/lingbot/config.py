@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 
 from worldmodel.json_checks import JsonReader
-from worldmodel.kernels.names import AttentionChoice, LayerOperations
+from worldmodel.kernels.names import AttentionChoice, GraphChoice, LayerOperations
 from worldmodel.wan.precision_names import VaePrecision
 from worldmodel.wan.text_names import TextCleaning, TextPlacement
 
@@ -148,8 +148,9 @@ class LingBotOptions:
     below which clients may name camera folders, None for none. `recache_on_prompt`: encode the visible history anew
     under a new prompt before the chunk that brings it, instead of keeping what the old prompt made of it. That chunk
     then costs one commit forward more for each chunk in sight (at the published geometry about the work of a whole
-    chunk), and the worker reserves K/V storage of one session more. `vae_precision`: None takes that of the precision
-    plan.
+    chunk), and the worker reserves K/V storage of one session more. `graphs`: whether forwards are captured in CUDA
+    graphs; off by default, since the published size is bound by the device and would give memory for one percent.
+    `vae_precision`: None takes that of the precision plan.
     """
 
     preset: Preset | None = None
@@ -171,6 +172,7 @@ class LingBotOptions:
     recache_on_prompt: bool = False
     attention: AttentionChoice = AttentionChoice.AUTO
     layer_operations: LayerOperations = LayerOperations.AUTO
+    graphs: GraphChoice = GraphChoice.OFF
     vae_precision: VaePrecision | None = None
 
     @classmethod
@@ -259,6 +261,7 @@ def _read_options(value: object) -> LingBotOptions:
         ),
         attention=AttentionChoice(word("attention", defaults.attention, AttentionChoice)),
         layer_operations=LayerOperations(word("layer_operations", defaults.layer_operations, LayerOperations)),
+        graphs=GraphChoice(word("graphs", defaults.graphs, GraphChoice)),
         vae_precision=None if vae is None else VaePrecision(word("vae_precision", "", VaePrecision)),
     )
     _check_geometry(result)

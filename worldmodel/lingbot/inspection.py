@@ -30,6 +30,7 @@ from worldmodel.lingbot.config import LingBotOptions
 from worldmodel.lingbot.empty_model import EmptyModel, build_empty, find_problems, open_any
 from worldmodel.lingbot.memory import configured_kv
 from worldmodel.offload_settings import OffloadSettings
+from worldmodel.wan.captured import may_be_captured
 from worldmodel.wan.layer_stream import NUM_SLOTS
 from worldmodel.wan.precision import PrecisionPlan, precision_plan
 from worldmodel.wan.text_encoder import default_placement
@@ -103,6 +104,7 @@ def inspect_empty(
         height=height,
         options=options,
         offload=offload,
+        is_captured=may_be_captured(options.graphs, device),
         requested_sessions=MAX_SESSIONS,
     )
     placement = _placement(empty, plan, options, text_encoder)

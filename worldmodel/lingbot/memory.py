@@ -14,6 +14,7 @@ from worldmodel.lingbot.layer_parts import TIME_NETWORKS, is_streamed_name
 from worldmodel.lingbot.transformer import LingBotTransformer, kv_geometry
 from worldmodel.lingbot.transformer_config import TransformerConfig
 from worldmodel.offload_settings import OffloadSettings
+from worldmodel.wan.captured import GRAPH_BASE_BYTES
 from worldmodel.wan.layers import PATCH
 from worldmodel.wan.precision import PrecisionPlan
 from worldmodel.wan.vae import WanVAE
@@ -35,6 +36,12 @@ LAYER_ACTIVATIONS = 12
 
 FLOAT32_BYTES = 4
 
+NUM_TIMESTEPS = 5
+"""The steps and the commit, whose constants graphs hold packed."""
+
+TIME_ROWS = 6
+"""Rows that a layer takes from a timestep."""
+
 ROTATION_ELEMENTS = 9
 """Of a camera basis, the part that differs from token to token."""
 
@@ -54,8 +61,12 @@ def configured_kv(
     options: LingBotOptions,
     offload: OffloadSettings,
     requested_sessions: int = 1,
+    is_captured: bool = False,
 ) -> KVSpec:
-    """Return what `plan_kv` does for a configuration: whoever asks for one of a worker's, a worker too, asks here."""
+    """Return what `plan_kv` does for a configuration: whoever asks for one of a worker's, a worker too, asks here.
+
+    `is_captured` is found out at load.
+    """
     return plan_kv(
         config,
         vae,
@@ -68,6 +79,7 @@ def configured_kv(
         keeps_camera=offload.camera_modulation == "per_chunk",
         decodes_whole_chunks=offload.decode == "whole_chunk",
         parks_vae=offload.vae == "parked",
+        is_captured=is_captured,
     )
 
 
@@ -84,12 +96,13 @@ def plan_kv(
     keeps_camera: bool = True,
     decodes_whole_chunks: bool = True,
     parks_vae: bool = False,
+    is_captured: bool = False,
 ) -> KVSpec:
     """Return the K/V geometry at one picture size, with the bytes of a session and of the worker.
 
     `vae` may be on the meta device. A worker that does not keep the camera's scales and shifts has those of one layer
     at a time; one that does not decode whole chunks decodes and encodes one latent frame at a time; one that parks the
-    VAE has its weights on the device while it works.
+    VAE has its weights on the device while it works. `is_captured`: forwards are captured in graphs.
     """
     latent_height, latent_width = height // vae.config.spatial_factor, width // vae.config.spatial_factor
     spec = kv_geometry(
@@ -109,6 +122,9 @@ def plan_kv(
             parks_vae=parks_vae,
         ),
     )
+    if is_captured:
+        graph_bytes = _graph_bytes(config, plan, spec, num_camera_layers=config.num_layers if keeps_camera else 0)
+        spec = replace(spec, worker_owned_bytes=spec.worker_owned_bytes + graph_bytes)
     owned_bytes = _session_bytes(config, vae, plan, width=width, height=height)
     owned_bytes += noise_clip_latent_frames * config.out_channels * latent_height * latent_width * FLOAT32_BYTES
     if recache_on_prompt:
@@ -150,8 +166,7 @@ def _worker_bytes(
     tokens_per_frame = math.prod((height // factor // PATCH, width // factor // PATCH))
     frames = config.latent_frames_per_chunk
     stream_bytes = frames * tokens_per_frame * config.width * plan.linear.itemsize
-    hidden_bytes = 2 * frames * tokens_per_frame * config.ffn_dim * plan.linear.itemsize
-    denoise_bytes = (2 * num_camera_layers + LAYER_ACTIVATIONS) * stream_bytes + hidden_bytes
+    denoise_bytes = 2 * num_camera_layers * stream_bytes + _layer_bytes(config, plan, frames * tokens_per_frame)
     bases_bytes = num_camera_bases(plan) * ROTATION_ELEMENTS * tokens_per_frame * config.width * FLOAT32_BYTES
     media_frames = vae.config.temporal_factor * latent_frames_at_once
     widest = max(vae.config.decoder_base_dim, vae.config.base_dim)
@@ -161,6 +176,25 @@ def _worker_bytes(
         vae_bytes += sum(parameter.numel() for parameter in vae.parameters()) * plan.vae.itemsize
     in_flight_bytes = vae.cache_bytes(height, width, plan.vae)
     return bases_bytes + in_flight_bytes + max(denoise_bytes, vae_bytes)
+
+
+def _layer_bytes(config: TransformerConfig, plan: PrecisionPlan, num_tokens: int) -> int:
+    """Count what a layer holds while it runs."""
+    return num_tokens * (LAYER_ACTIVATIONS * config.width + 2 * config.ffn_dim) * plan.linear.itemsize
+
+
+def _graph_bytes(config: TransformerConfig, plan: PrecisionPlan, spec: KVSpec, *, num_camera_layers: int) -> int:
+    """Count what graphs hold: the inputs of a chunk at their own place, a layer's streams, and constants.
+
+    No other memory serves them, so that the inputs don't make room for the VAE's work any more. The constants are those
+    of every timestep, and the places of both graphs that they are copied to.
+    """
+    num_tokens = config.latent_frames_per_chunk * spec.tokens_per_latent_frame
+    condition = (config.in_channels - config.out_channels) * PATCH * PATCH
+    token_bytes = ((2 * num_camera_layers + 1) * config.width + condition) * plan.linear.itemsize
+    token_bytes += config.head_dim // 2 * plan.rope.itemsize
+    constants = (NUM_TIMESTEPS + 2) * TIME_ROWS * config.num_layers * config.width * FLOAT32_BYTES
+    return GRAPH_BASE_BYTES + num_tokens * token_bytes + _layer_bytes(config, plan, num_tokens) + constants
 
 
 def outside_bytes(transformer: LingBotTransformer, vae: WanVAE, plan: PrecisionPlan, *, parks_vae: bool) -> int:

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import torch
 
+from kvcache.indexed import IndexableKV
 from kvcache.transaction import ChunkTransaction, LayerKV
 from worldmodel.lingbot.transformer import ChunkInputs, LingBotTransformer
 from worldmodel.wan.flow_scheduler import COMMIT_TIMESTEP, SamplerTable, add_noise, clean_from_flow
@@ -29,6 +30,22 @@ class Forward(Protocol):
     def store_clean(self, x0_CFYX: torch.Tensor, time: TimeConstants, inputs: ChunkInputs, chunk: LayerKV) -> None: ...
 
 
+class ServedChunk(IndexableKV, LayerKV, Protocol):
+    """A chunk in flight; `kvcache.transaction.ChunkTransaction`."""
+
+
+class ServedForward(Protocol):
+    """What a sampler needs for chunks: a forward that takes the K/V of sessions alone, as a captured one does."""
+
+    def flow(
+        self, x_CFYX: torch.Tensor, time: TimeConstants, inputs: ChunkInputs, chunk: ChunkTransaction
+    ) -> torch.Tensor: ...
+
+    def store_clean(
+        self, x0_CFYX: torch.Tensor, time: TimeConstants, inputs: ChunkInputs, chunk: ServedChunk
+    ) -> None: ...
+
+
 class ChunkSampler:
     """Denoise one chunk and store its history. Holds no state of any session.
 
@@ -36,14 +53,15 @@ class ChunkSampler:
     """
 
     def __init__(self, transformer: LingBotTransformer, table: SamplerTable, forward: Forward | None = None) -> None:
-        self._forward: Forward = transformer if forward is None else forward
+        self.use(transformer if forward is None else forward)
         self.table = table
         self._step_times = tuple(transformer.time_constants(step.timestep) for step in table)
         self._commit_time = transformer.time_constants(COMMIT_TIMESTEP)
 
-    def use(self, forward: Forward) -> None:
-        """Compute with another form of the same forward from now on."""
+    def use(self, forward: Forward, served: ServedForward | None = None) -> None:
+        """Compute with another form of the same forward from now on, the chunks of sessions with `served` if given."""
         self._forward = forward
+        self._served: ServedForward = forward if served is None else served
 
     @property
     def num_steps(self) -> int:
@@ -67,9 +85,13 @@ class ChunkSampler:
         self, index: int, x_CFYX: torch.Tensor, inputs: ChunkInputs, chunk: ChunkTransaction
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Run one step on noisy latents and return (flow, x0), both float32."""
-        flow_CFYX = self._forward.flow(x_CFYX, self._step_times[index], inputs, chunk)
+        flow_CFYX = self._served.flow(x_CFYX, self._step_times[index], inputs, chunk)
         return flow_CFYX, clean_from_flow(x_CFYX, flow_CFYX, self.table[index].x0_sigma)
 
-    def store_clean(self, x0_CFYX: torch.Tensor, inputs: ChunkInputs, chunk: LayerKV) -> None:
+    def store_clean(self, x0_CFYX: torch.Tensor, inputs: ChunkInputs, chunk: ServedChunk) -> None:
         """Replace the staged K and V by those of the clean latents, as later chunks must see them."""
-        self._forward.store_clean(x0_CFYX, self._commit_time, inputs, chunk)
+        self._served.store_clean(x0_CFYX, self._commit_time, inputs, chunk)
+
+    def store_history(self, x0_CFYX: torch.Tensor, inputs: ChunkInputs, part: LayerKV) -> None:
+        """Do the same for a part of history that is written anew."""
+        self._forward.store_clean(x0_CFYX, self._commit_time, inputs, part)

@@ -100,4 +100,4 @@ class HistoryEncoder:
             condition_CFYX = torch.stack([frame.condition_CYX for frame in run], dim=1)
             inputs = self._transformer.chunk_inputs(condition_CFYX, rays_TD, latent_frames.start)
             latents_CFYX = torch.stack([frame.latent_CYX for frame in run], dim=1)
-            self._sampler.store_clean(latents_CFYX, inputs, rewrite.part(latent_frames))
+            self._sampler.store_history(latents_CFYX, inputs, rewrite.part(latent_frames))

@@ -119,11 +119,15 @@ class Layer(WanLayer):
         self.cam_shift_layer = nn.Linear(width, width)
         self._is_first = is_first
 
-    def camera_modulation(self, camera_TD: torch.Tensor) -> CameraModulation:
-        """Turn the shared camera tokens into this layer's scale and shift."""
+    def camera_modulation(self, camera_TD: torch.Tensor, into: CameraModulation | None = None) -> CameraModulation:
+        """Turn the shared camera tokens into this layer's scale and shift, written to `into` if that is given."""
         hidden = nn.functional.silu(self.cam_injector_layer1(camera_TD))
         injected = camera_TD + self.cam_injector_layer2(hidden)
-        return CameraModulation(scale=self.cam_scale_layer(injected), shift=self.cam_shift_layer(injected))
+        if into is None:
+            return CameraModulation(scale=self.cam_scale_layer(injected), shift=self.cam_shift_layer(injected))
+        for linear, place_TD in ((self.cam_scale_layer, into.scale), (self.cam_shift_layer, into.shift)):
+            torch.addmm(linear.bias, injected, linear.weight.t(), out=place_TD)
+        return into
 
     def self_attention_input(self, h_TD: torch.Tensor, m: LayerModulation) -> torch.Tensor:
         """Return the modulated norm that feeds q, k and v."""
@@ -230,21 +234,27 @@ class LingBotTransformer(WanTransformer):
         return projected_TD + self.c2ws_hidden_states_layer2(hidden)
 
     def chunk_inputs(
-        self, condition_CFYX: torch.Tensor, projected_rays_TD: torch.Tensor, first_latent_frame: int
+        self,
+        condition_CFYX: torch.Tensor,
+        projected_rays_TD: torch.Tensor,
+        first_latent_frame: int,
+        *,
+        into: ChunkInputs | None = None,
     ) -> ChunkInputs:
         """Prepare what the five forwards of a chunk share.
 
         `condition_CFYX` has the 4 mask channels and the image latent, `projected_rays_TD` comes from `project_rays` or
-        from the equal camera basis.
+        from the equal camera basis. `into`, made as `empty_inputs` says, is written and returned if it is given.
         """
         _, num_latent_frames, latent_height, latent_width = condition_CFYX.shape
         camera_TD = self.camera_tokens(projected_rays_TD.to(self.plan.linear))
         # Enqueued before the rotations are computed, so that a device works while the host does.
         kept = range(len(self.layers)) if self.keeps_camera else range(0)
-        camera = tuple(self.camera_modulation(index, camera_TD) for index in kept)
+        places = [None for _ in kept] if into is None else into.camera
+        camera = tuple(self.camera_modulation(index, camera_TD, places[index]) for index in kept)
         table = self.rope_table(latent_height, latent_width)
         rotations = table.rotations(first_latent_frame, num_latent_frames).to(self.plan.rope)
-        return ChunkInputs(
+        inputs = ChunkInputs(
             condition_features=patchify(condition_CFYX.to(self.plan.linear)),
             camera_TD=camera_TD,
             camera=camera,
@@ -253,11 +263,36 @@ class LingBotTransformer(WanTransformer):
             latent_height=latent_height,
             latent_width=latent_width,
         )
+        return inputs if into is None else _copy_all_but_camera(inputs, into)
 
-    def camera_modulation(self, index: int, camera_TD: torch.Tensor) -> CameraModulation:
-        """Turn the shared camera tokens into one layer's scale and shift."""
+    def empty_inputs(self, latent_height: int, latent_width: int) -> ChunkInputs:
+        """Return what `chunk_inputs` gives for a whole chunk without its memory, on the meta device."""
+        config, plan = self.config, self.plan
+        num_latent_frames = config.latent_frames_per_chunk
+        num_tokens = num_latent_frames * (latent_height // PATCH) * (latent_width // PATCH)
+
+        def empty(*shape: int, dtype: torch.dtype = plan.linear) -> torch.Tensor:
+            return torch.empty(num_tokens, *shape, dtype=dtype, device="meta")
+
+        return ChunkInputs(
+            condition_features=empty((config.in_channels - config.out_channels) * PATCH * PATCH),
+            camera_TD=empty(config.width),
+            camera=tuple(
+                CameraModulation(scale=empty(config.width), shift=empty(config.width))
+                for _ in range(config.num_layers if self.keeps_camera else 0)
+            ),
+            rotations=empty(1, config.head_dim // 2, dtype=plan.rope),
+            num_latent_frames=num_latent_frames,
+            latent_height=latent_height,
+            latent_width=latent_width,
+        )
+
+    def camera_modulation(
+        self, index: int, camera_TD: torch.Tensor, into: CameraModulation | None = None
+    ) -> CameraModulation:
+        """Turn the shared camera tokens into one layer's scale and shift, written to `into` if that is given."""
         with self.weights.camera.layer(index):
-            return self.layers[index].camera_modulation(camera_TD)
+            return self.layers[index].camera_modulation(camera_TD, into)
 
     def camera_at(self, index: int, inputs: ChunkInputs) -> CameraModulation:
         """Return one layer's scale and shift, kept or computed here."""
@@ -311,3 +346,13 @@ class LingBotTransformer(WanTransformer):
         h_TD = layer.after_self_attention(h_TD, attended_THK, modulation, self.camera_at(index, inputs))
         text_THK = chunk.cross_store(TEXT_STORE).attend(index, layer.cross_query(h_TD))
         return layer.after_cross_attention(h_TD, text_THK, modulation)
+
+
+def _copy_all_but_camera(inputs: ChunkInputs, into: ChunkInputs) -> ChunkInputs:
+    """Copy what is small; scales and shifts are there already. Raises ValueError for a chunk of another size."""
+    for name in ("condition_features", "camera_TD", "rotations"):
+        given, place = getattr(inputs, name), getattr(into, name)
+        if given.shape != place.shape:
+            raise ValueError(f"{name}: expected {tuple(place.shape)}, got {tuple(given.shape)}")
+        place.copy_(given)
+    return into

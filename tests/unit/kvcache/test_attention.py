@@ -7,9 +7,11 @@ import math
 import pytest
 import torch
 
-from kvcache.attention import TorchAttention
+from kvcache.attention import PagedAttention, TorchAttention
+from kvcache.cache import KVCache
+from kvcache.spec import Storage
 from tests.support.kv_concat_cache import naive_attention
-from tests.support.kv_geometry import generator
+from tests.support.kv_geometry import GOLDEN_GEOMETRIES, generator, tiny_spec, write_all
 
 ATTENTION = TorchAttention()
 
@@ -52,3 +54,64 @@ def test_accepts_views_of_larger_storage() -> None:
     q = torch.randn(5, 3, 8, generator=rng)
     out = ATTENTION(q, storage[1, 4:17], storage[0, 4:17])
     torch.testing.assert_close(out, naive_attention(q, storage[1, 4:17], storage[0, 4:17]), atol=1e-6, rtol=0)
+
+
+class GatheredPages(TorchAttention):
+    """The twin of a kernel that reads pages where they lie: it gathers them. Rows in sequence are refused."""
+
+    name = "gathered_pages"
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+
+    def __call__(self, *_: object, **__: object) -> torch.Tensor:
+        raise AssertionError("history was gathered for a kernel that reads pages")
+
+    def attend_pages(
+        self, q_NHD: torch.Tensor, k_PTHD: torch.Tensor, v_PTHD: torch.Tensor, pages_F: torch.Tensor
+    ) -> torch.Tensor:
+        self.num_calls += 1
+        k_SHD, v_SHD = (x_PTHD[pages_F].flatten(0, 1) for x_PTHD in (k_PTHD, v_PTHD))
+        return ATTENTION(q_NHD, k_SHD, v_SHD)
+
+
+BOUNDED = ("nominal", "w8_s2", "w9_s0")
+
+
+@pytest.mark.parametrize(
+    ("geometry", "storage"), [("global_", Storage.PAGES), *((name, each) for name in BOUNDED for each in Storage)]
+)
+@pytest.mark.parametrize("num_branches", [1, 2])
+def test_pages_are_read_where_they_lie_in_either_storage(geometry: str, storage: Storage, num_branches: int) -> None:
+    """Two sessions in turns over empty, partial, full and slid windows, against the view or copy that others read."""
+    sink, window, _ = GOLDEN_GEOMETRIES[geometry]
+    spec = tiny_spec(sink=sink, window=window, storage=storage, num_branches=num_branches, tokens=3)
+    paged = GatheredPages()
+    assert isinstance(paged, PagedAttention)
+    cache = KVCache(spec, capacity=2, device="cpu", dtype=torch.float32, attention=paged)
+    rng = generator(7)
+    for name in ("a", "b"):
+        cache.open(name)
+    for name in "aababbabab":
+        with cache.lease(name) as lease:
+            chunk = lease.begin_chunk()
+            write_all(chunk, spec, rng)
+            for layer in range(spec.num_layers):
+                for branch in range(num_branches):
+                    q_NHD = torch.randn(5, spec.num_kv_heads, spec.head_dim, generator=rng)
+                    want = ATTENTION(q_NHD, *chunk.visible(layer, branch=branch))
+                    torch.testing.assert_close(chunk.attend(layer, q_NHD, branch=branch), want, atol=1e-6, rtol=0)
+            chunk.commit()
+    assert paged.num_calls == 10 * spec.num_layers * num_branches
+
+
+def test_registers_of_extents_lie_in_no_page() -> None:
+    spec = tiny_spec(registers=2)
+    cache = KVCache(spec, capacity=1, device="cpu", dtype=torch.float32, attention=GatheredPages())
+    cache.open("a")
+    with cache.lease("a") as lease:
+        chunk = lease.begin_chunk()
+        write_all(chunk, spec, generator(8))
+        with pytest.raises(ValueError, match="2 register rows begin every extent, expected none"):
+            chunk.attend(0, torch.zeros(1, spec.num_kv_heads, spec.head_dim))
+        chunk.rollback()

@@ -39,6 +39,7 @@ def test_a_cpu_has_the_reference_only_and_times_nothing() -> None:
     [
         (AttentionBackend.FLASH3, SHAPE, r"it needs a CUDA device, the model is on 'cpu'"),
         (AttentionBackend.SDPA_CUDNN, ON_CUDA, r"it needs K/V in .*bfloat16.*, the model has torch.float32"),
+        (AttentionBackend.TRITON_PAGED, SHAPE, r"it needs a CUDA device, the model is on 'cpu'"),
         (
             AttentionBackend.SDPA_FLASH,
             replace(ON_CUDA, dtype=torch.bfloat16, head_dim=12),
@@ -51,6 +52,22 @@ def test_a_named_backend_that_cannot_run_is_refused(
 ) -> None:
     with pytest.raises(AttentionUnavailable, match=rf"attention '{backend.value}' can't be used: {reason}"):
         choose_attention(backend, shape)
+
+
+def test_pages_are_read_in_place_only_if_that_is_asked_for_and_nothing_lies_beside_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(attention_backends, "_why_not_flash3", lambda shape: "as ordered")
+    monkeypatch.setattr(attention_backends.importlib.util, "find_spec", lambda name: object())
+    shape = replace(ON_CUDA, dtype=torch.bfloat16)
+    assert AttentionBackend.TRITON in available_backends(shape)
+    assert AttentionBackend.TRITON_PAGED not in available_backends(shape)
+    reason = "it reads whole pages, the model has 25 register tokens beside them"
+    with pytest.raises(AttentionUnavailable, match=reason):
+        choose_attention(AttentionBackend.TRITON_PAGED, replace(shape, register_tokens=25))
+    monkeypatch.setattr(attention_backends.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(AttentionUnavailable, match="the package 'triton' is not installed"):
+        choose_attention(AttentionBackend.TRITON_PAGED, shape)
 
 
 def test_auto_takes_the_fastest_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

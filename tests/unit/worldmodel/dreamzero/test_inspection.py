@@ -64,6 +64,14 @@ def test_cameras_that_a_checkpoint_does_not_order_can_be_given(
     assert json.loads(capsys.readouterr().out)["geometry"]["embodiment"] == "yam"
 
 
+def test_graphs_take_memory_of_a_worker(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def shared_bytes(*options: str) -> int:
+        assert main([str(folder), "--json", *options]) == 0
+        return int(json.loads(capsys.readouterr().out)["memory"]["shared_by_all_sessions_bytes"])
+
+    assert shared_bytes() == shared_bytes("--option", "graphs=on") > shared_bytes("--option", "graphs=off")
+
+
 def test_the_format_of_the_vae_can_be_given(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def vae_bytes(*options: str) -> int:
         assert main([str(folder), "--json", *options]) == 0

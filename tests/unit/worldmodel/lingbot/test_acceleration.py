@@ -49,7 +49,7 @@ def test_float8_is_said_and_runs_fused_only(precision: str) -> None:
     assert failed.value.field == "layer_operations"
 
 
-@pytest.mark.parametrize("backend", ["flash3", "sdpa_flash", "sdpa_cudnn", "triton"])
+@pytest.mark.parametrize("backend", ["flash3", "sdpa_flash", "sdpa_cudnn", "triton", "triton_paged"])
 def test_a_backend_that_needs_a_gpu_stops_the_start(backend: str) -> None:
     with pytest.raises(LoadFailed, match=rf"attention '{backend}' can't be used: it needs a CUDA device") as failed:
         build(attention=backend)

@@ -59,6 +59,7 @@ def test_every_option_survives_the_round_trip() -> None:
         "recache_on_prompt": True,
         "attention": "torch_sdpa",
         "layer_operations": "plain",
+        "graphs": "auto",
         "vae_precision": "bfloat16",
     }
     data = parse_options(table)

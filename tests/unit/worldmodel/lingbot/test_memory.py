@@ -24,6 +24,7 @@ from worldmodel.lingbot.transformer_config import read_transformer_config
 from worldmodel.messages import MediaFormat, SessionId
 from worldmodel.runtime import Runtime
 from worldmodel.wan import vae_layers
+from worldmodel.wan.captured import GRAPH_BASE_BYTES
 from worldmodel.wan.precision import precision_plan
 from worldmodel.wan.vae import ConvPath, WanVAE
 
@@ -61,7 +62,14 @@ GIB = 2**30
 
 
 @cache
-def published(precision: str, *, recache_on_prompt: bool = False, width: int = 832, height: int = 480) -> KVSpec:
+def published(
+    precision: str,
+    *,
+    recache_on_prompt: bool = False,
+    is_captured: bool = False,
+    width: int = 832,
+    height: int = 480,
+) -> KVSpec:
     with torch.device("meta"):
         vae = WanVAE.from_config(VAE)
     assert sum(parameter.numel() for parameter in vae.parameters()) == NUM_PARAMETERS["vae"]
@@ -73,6 +81,7 @@ def published(precision: str, *, recache_on_prompt: bool = False, width: int = 8
         height=height,
         requested_sessions=8,
         recache_on_prompt=recache_on_prompt,
+        is_captured=is_captured,
     )
 
 
@@ -128,6 +137,17 @@ def test_capacity_of_published_devices_at_the_default_fraction(
     assert spec.capacity(free_bytes(device_gib, precision), 0.9) == sessions
 
 
+def test_graphs_hold_the_inputs_of_a_chunk_beside_what_decodes_it() -> None:
+    """Scale and shift of 40 layers, the condition and the rotations, a layer's streams, and the constants of seven."""
+    grown = published("bf16", is_captured=True).worker_owned_bytes - published("bf16").worker_owned_bytes
+    inputs_bytes = 4680 * (((2 * 40 + 1) * 5120 + 20 * 4) * 2 + 64 * 8)
+    layer_bytes = 4680 * (12 * 5120 + 2 * 13824) * 2
+    assert grown == GRAPH_BASE_BYTES + inputs_bytes + layer_bytes + 7 * 6 * 40 * 5120 * 4
+    assert 4.8e9 < grown < 4.9e9
+    without_text_encoder = free_bytes(141, "bf16") + 2 * NUM_PARAMETERS["text_encoder"]
+    assert published("bf16", is_captured=True).capacity(without_text_encoder, 0.9) == 3
+
+
 def test_a_session_of_704x1280_fits_141_gb() -> None:
     spec = published("bf16", width=1280, height=704)
     assert spec.storage_bytes(1) == 18 * (44 * 80) * 40 * (2 * 5120 * 2)
@@ -161,8 +181,8 @@ def test_the_adapter_declares_what_its_parts_hold(monkeypatch: pytest.MonkeyPatc
     made: list[CameraModulation] = []
     original = Layer.camera_modulation
 
-    def keep(layer: Layer, camera_TD: torch.Tensor) -> CameraModulation:
-        made.append(original(layer, camera_TD))
+    def keep(layer: Layer, camera_TD: torch.Tensor, into: CameraModulation | None = None) -> CameraModulation:
+        made.append(original(layer, camera_TD, into))
         return made[-1]
 
     monkeypatch.setattr(Layer, "camera_modulation", keep)

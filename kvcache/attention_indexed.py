@@ -1,0 +1,158 @@
+"""Attention that finds K/V by numbers in device memory: which entries of a storage, and how many rows of each.
+
+What a captured graph needs: it replays with other sessions and other lengths, since neither is part of the launch.
+
+Shapes: B streams, N query tokens, E entries of a storage with X rows each, H heads, D head size.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kvcache.attention import Attention, computing_dtype
+from kvcache.attention_backends import FLASH3_MODULE, FP8, HALF, AttentionBackend
+
+
+class IndexedAttention(Protocol):
+    """Full attention of the queries of stream b over the first `num_rows_B[b]` rows of entry `entries_B[b]`."""
+
+    def __call__(
+        self,
+        q_BNHD: Tensor,
+        k_EXHD: Tensor,
+        v_EXHD: Tensor,
+        *,
+        entries_B: Tensor,
+        num_rows_B: Tensor,
+        logit_bias_X: Tensor | None = None,
+    ) -> Tensor:
+        """Return the attended values [B, N, H, D]. The two index tensors are int32 and on the device.
+
+        `logit_bias_X` (float32) is added to the scaled logits of each row of every entry.
+        """
+        ...
+
+
+class GatheredAttention:
+    """The twin in plain torch: copies whole entries and hides the rows past the end. Nothing is read on the host."""
+
+    def __call__(
+        self,
+        q_BNHD: Tensor,
+        k_EXHD: Tensor,
+        v_EXHD: Tensor,
+        *,
+        entries_B: Tensor,
+        num_rows_B: Tensor,
+        logit_bias_X: Tensor | None = None,
+    ) -> Tensor:
+        dtype = computing_dtype(q_BNHD)
+        # A bias is added in float32: log(500) rounded to bfloat16 would change a row's weight by about 1 %.
+        inner = dtype if logit_bias_X is None else torch.float32
+        rows_X = torch.arange(k_EXHD.shape[1], device=k_EXHD.device)
+        is_seen_BX = rows_X < num_rows_B[:, None]
+
+        def gather(x_EXHD: Tensor) -> Tensor:
+            # As bytes: torch has few operations on float8.
+            x_BXHD = x_EXHD.view(torch.uint8).index_select(0, entries_B).view(x_EXHD.dtype).to(inner)
+            # What lies past the end may be anything, and 0 times NaN is NaN.
+            return x_BXHD.masked_fill(~is_seen_BX[:, :, None, None], 0.0).transpose(1, 2)
+
+        bias_X = torch.zeros_like(rows_X, dtype=inner) if logit_bias_X is None else logit_bias_X
+        mask_BX = torch.where(is_seen_BX, bias_X, -torch.inf)
+        out_BHND = F.scaled_dot_product_attention(
+            q_BNHD.to(inner).transpose(1, 2), gather(k_EXHD), gather(v_EXHD), attn_mask=mask_BX[:, None, None, :]
+        )
+        return out_BHND.to(dtype).transpose(1, 2)
+
+
+class Flash3Indexed:
+    """FlashAttention-3 over a storage where it lies, from the package `fa3-fwd`.
+
+    Rows past the end are multiplied by 0 as far as the last tile reaches, so they must be finite.
+    """
+
+    def __init__(self) -> None:
+        self._forward: Callable[..., Any] = importlib.import_module(FLASH3_MODULE).flash_attn_with_kvcache
+
+    def __call__(
+        self,
+        q_BNHD: Tensor,
+        k_EXHD: Tensor,
+        v_EXHD: Tensor,
+        *,
+        entries_B: Tensor,
+        num_rows_B: Tensor,
+        logit_bias_X: Tensor | None = None,
+    ) -> Tensor:
+        if logit_bias_X is not None:
+            raise ValueError("logit_bias_X: FlashAttention-3 takes none")
+        # One split: how many there are would follow from the length of the storage and change the order of sums.
+        out = self._forward(q_BNHD, k_EXHD, v_EXHD, cache_seqlens=num_rows_B, cache_batch_idx=entries_B, num_splits=1)
+        out_BNHD: Tensor = out[0] if isinstance(out, tuple) else out
+        return out_BNHD
+
+
+class IndexedApart:
+    """A kernel for rows without a bias beside one for those that may have one or are of another dtype."""
+
+    def __init__(self, plain: IndexedAttention, biased: IndexedAttention) -> None:
+        self._plain = plain
+        self._biased = biased
+
+    def __call__(
+        self,
+        q_BNHD: Tensor,
+        k_EXHD: Tensor,
+        v_EXHD: Tensor,
+        *,
+        entries_B: Tensor,
+        num_rows_B: Tensor,
+        logit_bias_X: Tensor | None = None,
+    ) -> Tensor:
+        is_plain = logit_bias_X is None and q_BNHD.dtype == k_EXHD.dtype
+        attention = self._plain if is_plain else self._biased
+        return attention(q_BNHD, k_EXHD, v_EXHD, entries_B=entries_B, num_rows_B=num_rows_B, logit_bias_X=logit_bias_X)
+
+
+def indexed_attention(attention: Attention) -> IndexedAttention:
+    """Return the form of a chosen attention that reads by index; `why_not_indexed` says which have one."""
+    if _is_flash3(attention):
+        return IndexedApart(Flash3Indexed(), _triton_indexed()) if _has_triton() else Flash3Indexed()
+    return _triton_indexed()
+
+
+def why_not_indexed(attention: Attention, dtype: torch.dtype, *, is_biased: bool = False) -> str | None:
+    """Return why a chosen attention has no form that reads K/V of a dtype by index, or None.
+
+    `is_biased`: a cross store has rows with a bias.
+    """
+    if attention.name == AttentionBackend.TRITON.value:
+        return None
+    if not _is_flash3(attention):
+        return f"they need the attention 'flash3' or 'triton', chosen is {attention.name!r}"
+    if dtype not in (*HALF, FP8):
+        return f"they need K/V in {' or '.join(str(each) for each in (*HALF, FP8))}, the model has {dtype}"
+    if is_biased and not _has_triton():
+        return "they need the package 'triton' for text, it is not installed"
+    return None
+
+
+def _is_flash3(attention: Attention) -> bool:
+    return attention.name.startswith(AttentionBackend.FLASH3.value)
+
+
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def _triton_indexed() -> IndexedAttention:
+    attention: IndexedAttention = importlib.import_module("kvcache.attention_triton").TritonIndexed()
+    return attention
