@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from kvcache.cache import KVCache
+from server.config import DEFAULT_CPU_THREADS
 from worldmodel.checkpoint.inspection import num_parameters
 from worldmodel.checkpoint.random_weights import RandomWeights, fill_random
 from worldmodel.dreamzero.adapter import DreamZeroAdapter
@@ -342,6 +343,7 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="profile two calls of each mode")
     parser.add_argument("--json", type=Path, help="write everything here")
     arguments = parser.parse_args()
+    torch.set_num_threads(min(torch.get_num_threads(), DEFAULT_CPU_THREADS))
     device, config = torch.device(arguments.device), published(Scale(arguments.scale))
     started_s = time.perf_counter()
     model = build_model(config, arguments.precision, device)

@@ -25,6 +25,10 @@ MAX_JSON_DEPTH = 200
 """What is parsed and checked by recursion, with room on the stack for who called."""
 
 MAX_CPU_THREADS = 4096
+
+DEFAULT_CPU_THREADS = 8
+"""At most, by default: more threads wait for each other on a machine that does other things too, and gain nothing."""
+
 TOKEN = re.compile(r"[A-Za-z0-9._~+/=!#$%&*^|:@?-]+")
 """What a client can send in a header; no brackets and quotes, as of a list that was meant as one."""
 
@@ -179,7 +183,7 @@ class RecordingSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSection:
-    """The worker process. `cpu_threads = None` means cores - 1, at least 1.
+    """The worker process. `cpu_threads = None` means cores - 1, from 1 to 8.
 
     `stop_timeout_s` counts as far as `server.shutdown_s` leaves time for it.
     """
@@ -335,7 +339,7 @@ class ServerConfig:
     @property
     def cpu_threads(self) -> int:
         """Compute threads of the worker; one core stays free for the server, the encoder and the browser."""
-        return self.worker.cpu_threads or max(1, (os.cpu_count() or 1) - 1)
+        return self.worker.cpu_threads or min(max(1, (os.cpu_count() or 1) - 1), DEFAULT_CPU_THREADS)
 
 
 SECTIONS: dict[str, type] = {

@@ -6,7 +6,8 @@ Source: DreamZero official code, its video transforms.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +24,26 @@ CROP = 0.95
 
 
 def transform_view(frames_THW3: Pixels, height: int, width: int) -> Pixels:
-    """Crop the middle of every frame and resize it to `height` x `width`, with antialiasing; uint8 again."""
+    """Crop the middle of every frame and resize it to `height` x `width`, with antialiasing; uint8 again.
+
+    On one thread: a view takes two milliseconds, and where other programs use the cores too each operation that is
+    shared out waits for a thread that has none, some ten milliseconds every time.
+    """
+    with _one_thread():
+        return _transform_view(frames_THW3, height, width)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+def _transform_view(frames_THW3: Pixels, height: int, width: int) -> Pixels:
     full_height, full_width = frames_THW3.shape[1:3]
     crop_height, crop_width = int(CROP * full_height), int(CROP * full_width)
     # Halves are rounded to even.

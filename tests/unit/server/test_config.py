@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,12 @@ def test_text_forms_of_lists_none_and_bool(write):
     assert config.session.allow_latents is True
     assert config.session.idle_s is None
     assert config.cpu_threads == 2
+
+
+@pytest.mark.parametrize(("num_cores", "num_threads"), [(None, 1), (1, 1), (2, 1), (6, 5), (9, 8), (64, 8)])
+def test_one_core_stays_free_and_eight_threads_are_enough(write, monkeypatch, num_cores, num_threads):
+    monkeypatch.setattr(os, "cpu_count", lambda: num_cores)
+    assert load_config(write(MINIMAL), environment={}, flags={}).cpu_threads == num_threads
 
 
 @pytest.mark.parametrize(

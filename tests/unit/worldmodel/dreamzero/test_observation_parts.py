@@ -96,6 +96,23 @@ def test_a_view_has_the_bits_of_the_plain_form(frames: int, size: tuple[int, int
     np.testing.assert_array_equal(frames_THW3, before)
 
 
+def test_a_view_is_made_on_one_thread_and_the_others_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_threads, inside = torch.get_num_threads(), []
+
+    def fail(*_: object, **__: object) -> None:
+        inside.append(torch.get_num_threads())
+        raise MemoryError
+
+    monkeypatch.setattr(functional, "interpolate", fail)
+    torch.set_num_threads(3)
+    try:
+        with pytest.raises(MemoryError):
+            transform_view(np.zeros((1, 20, 20, 3), np.uint8), 8, 8)
+        assert (inside, torch.get_num_threads()) == ([1], 3)
+    finally:
+        torch.set_num_threads(num_threads)
+
+
 def test_quadrants() -> None:
     views = [np.full((2, 3, 4, 3), value, np.uint8) for value in (10, 20, 30)]
     picture = tile_views(views, Tiling.QUADRANTS)
