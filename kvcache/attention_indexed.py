@@ -16,8 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kvcache.attention import Attention, computing_dtype
-from kvcache.attention_backends import FLASH3_MODULE, FP8, HALF, AttentionBackend
+from kvcache.attention import computing_dtype
+from kvcache.attention_backends import FLASH3_MODULE, FP8, HALF, AttentionBackend, ChosenAttention
+
+INDEXED = (AttentionBackend.FLASH3.value, AttentionBackend.TRITON.value)
+"""The backends that have a form which reads by index."""
 
 
 class IndexedAttention(Protocol):
@@ -122,22 +125,32 @@ class IndexedApart:
         return attention(q_BNHD, k_EXHD, v_EXHD, entries_B=entries_B, num_rows_B=num_rows_B, logit_bias_X=logit_bias_X)
 
 
-def indexed_attention(attention: Attention) -> IndexedAttention:
-    """Return the form of a chosen attention that reads by index; `why_not_indexed` says which have one."""
-    if _is_flash3(attention):
+def indexed_name(chosen: ChosenAttention) -> str:
+    """Return the name of the attention that reads by index where another one was chosen.
+
+    The chosen one itself, if it has such a form or nothing was timed beside it; else the fastest timed one that has.
+    """
+    name = chosen.attention.name
+    timed = [(ms, backend) for backend, ms in chosen.timings_ms if backend in INDEXED]
+    return name if why_not_indexed(name, torch.bfloat16) is None or not timed else min(timed)[1]
+
+
+def indexed_attention(name: str) -> IndexedAttention:
+    """Return the form of a named attention that reads by index; `why_not_indexed` says which have one."""
+    if _is_flash3(name):
         return IndexedApart(Flash3Indexed(), _triton_indexed()) if _has_triton() else Flash3Indexed()
     return _triton_indexed()
 
 
-def why_not_indexed(attention: Attention, dtype: torch.dtype, *, is_biased: bool = False) -> str | None:
-    """Return why a chosen attention has no form that reads K/V of a dtype by index, or None.
+def why_not_indexed(name: str, dtype: torch.dtype, *, is_biased: bool = False) -> str | None:
+    """Return why a named attention has no form that reads K/V of a dtype by index, or None.
 
     `is_biased`: a cross store has rows with a bias.
     """
-    if attention.name == AttentionBackend.TRITON.value:
+    if name == AttentionBackend.TRITON.value:
         return None
-    if not _is_flash3(attention):
-        return f"they need the attention 'flash3' or 'triton', chosen is {attention.name!r}"
+    if not _is_flash3(name):
+        return f"they need the attention 'flash3' or 'triton', chosen is {name!r}"
     if dtype not in (*HALF, FP8):
         return f"they need K/V in {' or '.join(str(each) for each in (*HALF, FP8))}, the model has {dtype}"
     if is_biased and not _has_triton():
@@ -145,8 +158,8 @@ def why_not_indexed(attention: Attention, dtype: torch.dtype, *, is_biased: bool
     return None
 
 
-def _is_flash3(attention: Attention) -> bool:
-    return attention.name.startswith(AttentionBackend.FLASH3.value)
+def _is_flash3(name: str) -> bool:
+    return name.startswith(AttentionBackend.FLASH3.value)
 
 
 def _has_triton() -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvcache.attention_backends import AttentionBackend, AttentionShape, choose_attention
+from kvcache.attention_backends import AttentionShape
 from kvcache.attention_indexed import Flash3Indexed, GatheredAttention, IndexedAttention, indexed_attention
 from kvcache.indexed import TILE_ROWS
 from tests.support.dreamzero_made import random_pictures, write_tiny
@@ -157,7 +157,7 @@ def test_what_is_chosen_by_itself_is_said(start: StartWorker) -> None:
 
 
 def by_number(name: str, dtype: torch.dtype) -> IndexedAttention:
-    return indexed_attention(choose_attention(AttentionBackend(name), shape_of(dtype)).attention)
+    return indexed_attention(name)
 
 
 def shape_of(dtype: torch.dtype) -> AttentionShape:

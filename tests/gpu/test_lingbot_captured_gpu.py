@@ -107,7 +107,7 @@ class Worker:
     def __init__(self, start: StartWorker, *, not_captured: bool = False) -> None:
         self.adapter: LingBotAdapter = create_adapter(start, lambda *_: None)
         if not_captured:
-            kv, attention = self.adapter.kv_spec(), indexed_attention(self.adapter.attention())
+            kv, attention = self.adapter.kv_spec(), indexed_attention(self.adapter.attention().name)
             graphs = CapturedForwards(GraphChoice.ON, kv, attention, NotCaptured())
             forward = self.adapter._acceleration.forward
             self.adapter.serve_with(CapturedForward(forward, graphs, self.adapter._transformer))

@@ -44,7 +44,9 @@ def capture(
         LoadFailed: naming the option, for graphs that were asked for and can't be had.
     """
     transformer = model.transformer
-    graphs = create_graphs(options.graphs, kv, acceleration.attention, transformer.plan.linear, transformer.device)
+    graphs = create_graphs(
+        options.graphs, kv, acceleration.graph_attention, transformer.plan.linear, transformer.device
+    )
     return graphs if isinstance(graphs, str) else CapturedForward(acceleration.forward, graphs, kv)
 
 

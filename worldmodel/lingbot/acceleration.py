@@ -78,7 +78,7 @@ def capture(
     graphs = create_graphs(
         options.graphs,
         kv,
-        acceleration.attention,
+        acceleration.graph_attention,
         transformer.plan.kv,
         transformer.device,
         is_biased=True,

@@ -14,6 +14,7 @@ import torch
 
 from kvcache.attention import Attention
 from kvcache.attention_backends import AttentionBackend, AttentionShape, ChosenAttention, choose_attention
+from kvcache.attention_indexed import indexed_name
 from kvcache.errors import AttentionUnavailable
 from worldmodel.errors import LoadFailed
 from worldmodel.kernels.choice import OpsUnavailable, create_ops
@@ -28,9 +29,13 @@ ForwardT = TypeVar("ForwardT")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Acceleration(Generic[ForwardT]):
-    """The parts of a worker that have more than one implementation."""
+    """The parts of a worker that have more than one implementation.
+
+    `graph_attention` names what attends in captured forwards, if anything can: see `indexed_name`.
+    """
 
     attention: Attention
+    graph_attention: str
     forward: ForwardT
     description: str
 
@@ -66,6 +71,13 @@ def join(
     layers = LayerOperations.UNFUSED.value if ops is None else ops.name
     if plan.quantizes_linears:
         layers += " with float8 linears"
-    description = f"{attention.describe()}; layers {layers}"
+    graph_attention = indexed_name(attention)
+    in_graphs = "" if graph_attention == attention.attention.name else f", in graphs {graph_attention}"
+    description = f"{attention.describe()}{in_graphs}; layers {layers}"
     logger.info("attention %s", description)
-    return Acceleration(attention=attention.attention, forward=forward, description=description)
+    return Acceleration(
+        attention=attention.attention,
+        graph_attention=graph_attention,
+        forward=forward,
+        description=description,
+    )

@@ -17,7 +17,6 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
-from kvcache.attention import Attention
 from kvcache.attention_indexed import IndexedAttention, indexed_attention, why_not_indexed
 from kvcache.indexed import IndexableKV, IndexedKV
 from kvcache.spec import KVSpec, Storage
@@ -184,7 +183,7 @@ class _Captured(Generic[OutT]):
 def create_graphs(
     choice: GraphChoice,
     kv: KVSpec,
-    attention: Attention,
+    attention: str,
     dtype: torch.dtype,
     device: torch.device,
     *,
@@ -193,8 +192,9 @@ def create_graphs(
 ) -> CapturedForwards | str:
     """Return what captures the forwards of a worker, or why there is nothing to capture them with.
 
-    `dtype` is that of K/V, `is_biased` says that a cross store has rows with a bias, `refusal` is a reason of the
-    model's own. Raises `LoadFailed` naming the option if graphs were asked for and can't be had.
+    `attention` names what attends in them, `dtype` is that of K/V, `is_biased` says that a cross store has rows with a
+    bias, `refusal` is a reason of the model's own. Raises `LoadFailed` naming the option if graphs were asked for and
+    can't be had.
     """
     if choice is GraphChoice.OFF:
         return "off"

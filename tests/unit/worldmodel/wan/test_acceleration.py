@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kvcache.attention import TorchAttention
-from kvcache.attention_backends import AttentionShape
+from kvcache.attention_backends import AttentionShape, ChosenAttention
 from worldmodel.errors import LoadFailed
 from worldmodel.kernels.layer_ops import PlainOps
 from worldmodel.kernels.names import AttentionChoice, LayerOperations
@@ -51,3 +51,13 @@ def test_what_was_chosen_is_said(precision: str, text: str) -> None:
     found = join(chosen, "the forward", layer_operations(LayerOperations.AUTO, plan, CPU), plan)
     assert isinstance(found.attention, TorchAttention)
     assert (found.forward, found.description) == ("the forward", text)
+    assert found.graph_attention == "torch_sdpa"
+
+
+def test_graphs_take_the_fastest_kernel_that_they_can_where_another_one_was_chosen() -> None:
+    plan = precision_plan("bf16")
+    timings_ms = (("torch_sdpa", 1.0), ("flash3", 3.0), ("triton", 2.0), ("sdpa_cudnn", 1.5))
+    found = join(ChosenAttention(attention=TorchAttention(), timings_ms=timings_ms), "the forward", None, plan)
+    assert isinstance(found.attention, TorchAttention)
+    assert found.graph_attention == "triton"
+    assert ", triton 2.00 ms, sdpa_cudnn 1.50 ms), in graphs triton; layers unfused" in found.description

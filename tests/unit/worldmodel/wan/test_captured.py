@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kvcache.attention import TorchAttention
 from kvcache.attention_indexed import GatheredAttention
 from kvcache.cache import KVCache
 from kvcache.indexed import IndexableKV
@@ -136,15 +135,15 @@ def test_what_reads_on_the_host_is_no_graph() -> None:
 
 def test_what_is_missing_is_said() -> None:
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
-    assert create_graphs(GraphChoice.OFF, KV, TorchAttention(), torch.bfloat16, cuda) == "off"
-    reason = create_graphs(GraphChoice.AUTO, KV, TorchAttention(), torch.bfloat16, cpu)
+    assert create_graphs(GraphChoice.OFF, KV, "torch_sdpa", torch.bfloat16, cuda) == "off"
+    reason = create_graphs(GraphChoice.AUTO, KV, "torch_sdpa", torch.bfloat16, cpu)
     assert reason == "they need a CUDA device, the model is on 'cpu'"
     with pytest.raises(LoadFailed, match="graphs 'on' can't be had: they need the attention 'flash3' or") as failed:
-        create_graphs(GraphChoice.ON, KV, TorchAttention(), torch.bfloat16, cuda)
+        create_graphs(GraphChoice.ON, KV, "torch_sdpa", torch.bfloat16, cuda)
     assert failed.value.field == "graphs"
     pages = replace(KV, window_latent_frames=None)
     assert why_no_graphs(pages, cuda) == "they need a bounded window, whose K/V lies in extents"
-    reason = create_graphs(GraphChoice.AUTO, KV, TorchAttention(), torch.bfloat16, cuda, refusal="of its own")
+    reason = create_graphs(GraphChoice.AUTO, KV, "torch_sdpa", torch.bfloat16, cuda, refusal="of its own")
     assert reason == "of its own"
     with pytest.raises(ValueError, match="expected 'auto' or 'on'"):
         forwards(GraphChoice.OFF, TapeRecorder())
