@@ -47,6 +47,16 @@ export function metresOf({ metres_per_unit: metres }, start, place) {
 }
 
 /**
+ * Where the world's north is, clockwise from the first view of a run; that view where nobody knows.
+ * @param {Layout | null} layout
+ * @param {string | null} startName   Start image of the run.
+ */
+export function northRad(layout, startName) {
+  const start = startName === null ? undefined : layout?.starts[startName];
+  return start === undefined ? 0 : (-start.heading_deg * Math.PI) / 180;
+}
+
+/**
  * Draw what lies within `reach` of a place.
  * @param {CanvasRenderingContext2D} context  Its origin is the first camera, its unit that of the poses.
  * @param {Layout} layout

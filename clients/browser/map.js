@@ -1,11 +1,11 @@
 'use strict';
 /**
- * A small map, seen from above: a grid, the way walked, where the camera stands and what it sees. North is where the run
- * began to look.
+ * A small map, seen from above: a grid, the way walked, where the camera stands and what it sees. Up is where the run began
+ * to look, and so is north, unless the world's layout says where that is.
  */
 
 import { byId } from './dom.js';
-import { drawLayout } from './layout.js';
+import { drawLayout, northRad } from './layout.js';
 
 /** The map shows at least this far in each direction, in the model's units. */
 const LEAST_REACH = 0.5;
@@ -76,14 +76,30 @@ export class MapCard {
       context.restore();
     }
     drawTrail(context, scale, place, trail, color);
-    context.fillStyle = color;
-    context.font = '600 10px system-ui, sans-serif';
-    context.textAlign = 'center';
-    context.fillText('N', 0, 14 - size / 2);
+    const north = northRad(this.layout, walk.startImage);
+    drawNorth(context, size, north, color);
     drawCamera(context, size, place.headingRad, color, outlineColor);
     const { x, z, headingRad } = place;
-    byId('map-place').value = `${x.toFixed(2)}, ${z.toFixed(2)} · ${Math.round(((headingRad * 180) / Math.PI + 360) % 360)}°`;
+    const degrees = Math.round(((headingRad - north) * 180) / Math.PI + 720) % 360;
+    byId('map-place').value = `${x.toFixed(2)}, ${z.toFixed(2)} · ${degrees}°`;
   }
+}
+
+/**
+ * @param {CanvasRenderingContext2D} context
+ * @param {number} size
+ * @param {number} north   Radians clockwise from up.
+ * @param {string} colour
+ */
+function drawNorth(context, size, north, colour) {
+  const [across, up] = [Math.sin(north), Math.cos(north)];
+  // On the rim of a square.
+  const away = (size / 2 - 10) / Math.max(Math.abs(across), Math.abs(up));
+  context.fillStyle = colour;
+  context.font = '600 10px system-ui, sans-serif';
+  context.textAlign = 'center';
+  context.textBaseline = 'middle';
+  context.fillText('N', across * away, -up * away);
 }
 
 /**

@@ -236,6 +236,14 @@ def test_a_walk_follows_the_poses_frame_by_frame(modules: WatchedPage) -> None:
     assert walk["names"] == ["day", None]
 
 
+def test_north_is_where_the_layout_says(modules: WatchedPage) -> None:
+    body = """const layout = {starts: {west: {x: 0, z: 0, heading_deg: 270}}};
+      return [[layout, 'west'], [layout, 'else'], [layout, null], [null, 'west']]
+        .map((each) => m.northRad(...each) * 180 / Math.PI);"""
+    # Who looks west has north to the right, three quarters of a turn to the left.
+    assert run(modules, "layout.js", body) == [-270, 0, 0, 0]
+
+
 def test_who_joins_late_has_no_way_behind(modules: WatchedPage) -> None:
     trail = run(
         modules,
