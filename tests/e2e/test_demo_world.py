@@ -37,8 +37,10 @@ pytestmark = [
 ROOT = Path(__file__).resolve().parents[2]
 
 TRUE_PICTURES = ROOT / "tests" / "golden" / "data" / "demo_world" / "walk.png"
-STILL_DB, MOVING_DB, MEAN_MOVING_DB = 25.0, 19.5, 22.5
-"""The least PSNR of pictures that stand still and that move, and the least mean of those that move."""
+SERVED_DB = (26.8, 26.3, 25.4, 24.4, 24.3, 23.7, 22.5, 20.8)
+"""PSNR of the pictures of `gate.PICTURES` with the checkpoint that ships: two that stand still, six that move."""
+MOST_LOST_DB = 0.4
+"""30 in place of 20 for `media.crf` takes more from one of them; AVX2 or SSE in place of AVX-512 takes nothing."""
 
 DAY = Start(image="day", prompt="a small town, day", seed=11)
 NIGHT_PROMPT = "the town in night"
@@ -252,8 +254,10 @@ async def test_a_new_prompt_changes_the_picture(demo: DemoProcess) -> None:
 async def test_pictures_are_those_of_the_true_world(demo: DemoProcess) -> None:
     """Model, decoder, colours, H.264 and steering together, against the renderer the world was learnt from.
 
-    Standing still has 26 to 27 dB and walking 21 to 25. Full range taken for limited gives 24 and 20 to 23, red taken
-    for blue 12, a picture that does not move 9 to 20, and keys that act a chunk late 8 to 20.
+    What the picture loses that loses most, in dB: 0.5 where the encoder's `crf` is 30, 1.2 where it is 36, 1.0 if
+    latents are decoded a tenth too weak, 1.1 if so is the noise between the steps, 0.9 if two thirds of the
+    transformer's weights are off by 5 %, 11 if a chunk's clean latents are not stored. The walk ends before the window
+    is full.
     """
     async with DAY.client(demo.world_url, pacing="playback", report_playback=False) as world:
         watched = Watched(start=DAY, world=world)
@@ -266,9 +270,8 @@ async def test_pictures_are_those_of_the_true_world(demo: DemoProcess) -> None:
     assert (await receipt.applied).chunk_index == gate.STILL_CHUNKS
     true, shown = gate.read_pictures(TRUE_PICTURES), _pictures(watched)[list(gate.PICTURES)]
     psnr_db = [served.psnr_db(*pair) for pair in zip(shown, true, strict=True)]
-    assert min(psnr_db[:2]) > STILL_DB, psnr_db
-    assert min(psnr_db[2:]) > MOVING_DB, psnr_db
-    assert np.mean(psnr_db[2:]) > MEAN_MOVING_DB, psnr_db
+    lost_db = [expected - found for expected, found in zip(SERVED_DB, psnr_db, strict=True)]
+    assert max(lost_db) < MOST_LOST_DB, psnr_db
 
 
 # ---------------------------------------------------------------- what the documents show
