@@ -15,9 +15,9 @@ from worldmodel.dreamzero.transformer_config import TransformerConfig
 from worldmodel.dreamzero.weights import LoadedModel
 from worldmodel.errors import LoadFailed
 from worldmodel.kernels.layer_ops import LayerOps
-from worldmodel.kernels.names import AttentionChoice, GraphChoice, LayerOperations
+from worldmodel.kernels.names import AttentionChoice, LayerOperations
 from worldmodel.wan.acceleration import Acceleration, attention_backend, join, layer_operations
-from worldmodel.wan.captured import create_graphs, graphs_refused, why_no_graphs
+from worldmodel.wan.captured import check_graphs, create_graphs
 from worldmodel.wan.precision import PrecisionPlan
 
 
@@ -60,8 +60,7 @@ def check_choices(
     if options.attention is not AttentionChoice.AUTO:
         attention_backend(options.attention, _attention_shape(sizes.transformer, plan, device, kv))
     _choose_ops(sizes, options, plan, device)
-    if options.graphs is GraphChoice.ON and (reason := why_no_graphs(kv, device)) is not None:
-        raise graphs_refused(reason)
+    check_graphs(options.graphs, kv, options.attention, plan.linear, device)
 
 
 def _attention_shape(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -75,8 +76,9 @@ def inspect_dreamzero(
     trained_height, trained_width = _trained_size(checkpoint)
     width, height = width or trained_width, height or trained_height
     try:
-        is_captured = may_be_captured((options or DreamZeroOptions()).graphs, device)
-        spec = _kv_spec(checkpoint, robot, modules, plan, width=width, height=height, is_captured=is_captured)
+        kv_spec = partial(_kv_spec, checkpoint, robot, modules, plan, width=width, height=height)
+        graphs = (options or DreamZeroOptions()).graphs
+        spec = kv_spec(is_captured=may_be_captured(graphs, kv_spec(is_captured=False), device))
     except LoadFailed as error:
         raise ValueError(error.message) from error
     weights_bytes = _weights(checkpoint, modules, plan)

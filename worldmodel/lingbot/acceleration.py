@@ -12,7 +12,7 @@ from kvcache.spec import KVSpec
 from worldmodel.errors import LoadFailed
 from worldmodel.kernels.fused_layer import FusedFormat
 from worldmodel.kernels.layer_ops import LayerOps
-from worldmodel.kernels.names import AttentionChoice, GraphChoice, LayerOperations
+from worldmodel.kernels.names import AttentionChoice, LayerOperations
 from worldmodel.lingbot.captured_forward import CapturedForward
 from worldmodel.lingbot.config import LingBotOptions
 from worldmodel.lingbot.fused_forward import FusedForward
@@ -22,7 +22,7 @@ from worldmodel.lingbot.streaming_cache import StreamRequest
 from worldmodel.lingbot.transformer import LingBotTransformer
 from worldmodel.lingbot.transformer_config import TransformerConfig
 from worldmodel.wan.acceleration import Acceleration, attention_backend, join, layer_operations
-from worldmodel.wan.captured import create_graphs, graphs_refused, why_no_graphs
+from worldmodel.wan.captured import check_graphs, create_graphs
 from worldmodel.wan.precision import PrecisionPlan
 
 STREAMED_WEIGHTS = "weights that are streamed come between the layers of a forward"
@@ -82,9 +82,14 @@ def capture(
         transformer.plan.kv,
         transformer.device,
         is_biased=True,
-        refusal=STREAMED_WEIGHTS if is_streamed(transformer) else None,
+        refusal=why_not_captured(streams=is_streamed(transformer)),
     )
     return graphs if isinstance(graphs, str) else CapturedForward(acceleration.forward, graphs, transformer)
+
+
+def why_not_captured(*, streams: bool) -> str | None:
+    """Return the reason of this model's own against graphs, or None."""
+    return STREAMED_WEIGHTS if streams else None
 
 
 def is_streamed(transformer: LingBotTransformer) -> bool:
@@ -110,10 +115,8 @@ def check_choices(
         attention_backend(options.attention, _attention_shape(config, plan, device, kv))
     if options.layer_operations is not LayerOperations.AUTO:
         _choose_ops(options, plan, device)
-    if options.graphs is GraphChoice.ON:
-        reason = STREAMED_WEIGHTS if streams else why_no_graphs(kv, device)
-        if reason is not None:
-            raise graphs_refused(reason)
+    refusal = why_not_captured(streams=streams)
+    check_graphs(options.graphs, kv, options.attention, plan.kv, device, is_biased=True, refusal=refusal)
 
 
 def _attention_shape(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from torch import nn
@@ -24,7 +25,7 @@ from worldmodel.checkpoint.inspection import (
 )
 from worldmodel.checkpoint.problems import Problem
 from worldmodel.checkpoint.safetensors_header import TensorInfo
-from worldmodel.lingbot.acceleration import check_choices
+from worldmodel.lingbot.acceleration import check_choices, why_not_captured
 from worldmodel.lingbot.camera import TOKEN_PIXELS
 from worldmodel.lingbot.config import LingBotOptions
 from worldmodel.lingbot.empty_model import EmptyModel, build_empty, find_problems, open_any
@@ -96,7 +97,8 @@ def inspect_empty(
     """Inspect a checkpoint whose modules were laid out; see `inspect_checkpoint`."""
     _check_call(width=width, height=height, precision=precision)
     plan = precision_plan(precision, device=device, vae=options.vae_precision)
-    spec = configured_kv(
+    plan_kv = partial(
+        configured_kv,
         empty.transformer.config,
         empty.vae,
         plan,
@@ -104,9 +106,10 @@ def inspect_empty(
         height=height,
         options=options,
         offload=offload,
-        is_captured=may_be_captured(options.graphs, device),
         requested_sessions=MAX_SESSIONS,
     )
+    refusal = why_not_captured(streams=offload.streams)
+    spec = plan_kv(is_captured=may_be_captured(options.graphs, plan_kv(), device, refusal=refusal))
     placement = _placement(empty, plan, options, text_encoder)
     parks_vae = offload.vae == "parked"
     weights_bytes = _weights(empty, plan, placement, parks_vae=parks_vae)
@@ -126,16 +129,22 @@ def inspect_empty(
             "cuda_context_bytes": CONTEXT_BYTES,
         },
         capacity=tuple(card_capacity(card, spec, sum(weights_bytes.values())) for card in cards_gb),
-        problems=(*find_problems(checkpoint, empty), *_choice_problems(empty, options, plan, device, spec)),
+        problems=(*find_problems(checkpoint, empty), *_choice_problems(empty, options, offload, plan, device, spec)),
     )
 
 
 def _choice_problems(
-    empty: EmptyModel, options: LingBotOptions, plan: PrecisionPlan, device: torch.device | None, spec: KVSpec
+    empty: EmptyModel,
+    options: LingBotOptions,
+    offload: OffloadSettings,
+    plan: PrecisionPlan,
+    device: torch.device | None,
+    spec: KVSpec,
 ) -> tuple[Problem, ...]:
     if device is None:
         return ()
-    return problems_of(lambda: check_choices(empty.transformer.config, options, plan, device, spec))
+    config = empty.transformer.config
+    return problems_of(lambda: check_choices(config, options, plan, device, spec, streams=offload.streams))
 
 
 def _placement(

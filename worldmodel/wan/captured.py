@@ -21,7 +21,7 @@ from kvcache.attention_indexed import IndexedAttention, indexed_attention, why_n
 from kvcache.indexed import IndexableKV, IndexedKV
 from kvcache.spec import KVSpec, Storage
 from worldmodel.errors import LoadFailed
-from worldmodel.kernels.names import GraphChoice
+from worldmodel.kernels.names import AttentionChoice, GraphChoice
 from worldmodel.wan.fixed_value import FixedValue, map_tensors
 
 logger = logging.getLogger(__name__)
@@ -202,16 +202,39 @@ def create_graphs(
     if reason is None:
         return CapturedForwards(choice, kv, indexed_attention(attention), CudaRecorder(device))
     if choice is GraphChoice.ON:
-        raise graphs_refused(reason)
+        raise _graphs_refused(reason)
     return reason
 
 
-def may_be_captured(choice: GraphChoice, device: torch.device | None) -> bool:
+def check_graphs(
+    choice: GraphChoice,
+    kv: KVSpec,
+    attention: AttentionChoice,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    is_biased: bool = False,
+    refusal: str | None = None,
+) -> None:
+    """Refuse what `create_graphs` would refuse, before there are weights; what `auto` will attend with is not known."""
+    if choice is not GraphChoice.ON:
+        return
+    reason = refusal or why_no_graphs(kv, device)
+    if reason is None and attention is not AttentionChoice.AUTO:
+        reason = why_not_indexed(attention.value, dtype, is_biased=is_biased)
+    if reason is not None:
+        raise _graphs_refused(reason)
+
+
+def may_be_captured(
+    choice: GraphChoice, kv: KVSpec, device: torch.device | None, *, refusal: str | None = None
+) -> bool:
     """Tell whether a worker counts the memory of graphs before it knows its attention; without a device, any GPU's."""
-    return choice is not GraphChoice.OFF and (device is None or device.type == "cuda")
+    reason = refusal or why_no_graphs(kv, device or torch.device("cuda"))
+    return choice is not GraphChoice.OFF and reason is None
 
 
-def graphs_refused(reason: str) -> LoadFailed:
+def _graphs_refused(reason: str) -> LoadFailed:
     """Say that graphs were asked for and can't be had."""
     return LoadFailed(f"graphs 'on' can't be had: {reason}", field="graphs")
 

@@ -16,11 +16,13 @@ from tests.support.checkpoint_headers import write_headers
 from tests.support.empty_models import lay_out_once
 from worldmodel.checkpoint.inspection import CONTEXT_BYTES
 from worldmodel.checkpoint.writer import write_checkpoint
+from worldmodel.kernels.names import AttentionChoice, GraphChoice
 from worldmodel.lingbot.config import LingBotOptions
 from worldmodel.lingbot.inspection import inspect_checkpoint
 from worldmodel.lingbot.layout import Layout, plan_checkpoint
 from worldmodel.lingbot.published import FULL as PUBLISHED
 from worldmodel.lingbot.published import TINY
+from worldmodel.offload_settings import OffloadSettings
 from worldmodel.tools.inspect import main, show
 
 FULL = "random:lingbot-world-v2"
@@ -72,6 +74,28 @@ def test_settings_that_count_whatever_is_streamed_count_here(capsys: pytest.Capt
     assert first_session("vae=parked") == (bytes_now + vae_bytes, 0)
     three = first_session("decode=per_latent_frame", "vae=parked", "camera_modulation=per_layer")
     assert three == (rest_bytes + (5 * 4 + 2) * frame_bytes + vae_bytes, 0)
+
+
+def test_graphs_are_counted_where_a_worker_may_capture_them_and_refused_where_it_can_not() -> None:
+    def look(graphs: str, attention: str = "auto", weights: str = "resident") -> tuple[int, str]:
+        found = inspect_checkpoint(
+            f"{FULL}-tiny",
+            width=64,
+            height=32,
+            precision="bf16",
+            options=LingBotOptions(graphs=GraphChoice(graphs), attention=AttentionChoice(attention)),
+            offload=OffloadSettings(weights=weights),
+            device=torch.device("cuda"),
+        )
+        return found.memory["first_session_bytes"], " ".join(problem.whole for problem in found.problems)
+
+    without, nothing = look("off")
+    counted, _ = look("auto")
+    assert counted > without
+    assert look("on") == (counted, nothing)
+    assert look("auto", weights="streamed") == (without, nothing)
+    assert "graphs 'on' can't be had: weights that are streamed" in look("on", weights="streamed")[1]
+    assert "graphs 'on' can't be had: they need the attention 'flash3'" in look("on", attention="torch_sdpa")[1]
 
 
 def test_other_settings_of_offloading_are_refused_by_name(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,8 +13,15 @@ from kvcache.indexed import IndexableKV
 from kvcache.spec import KVSpec
 from tests.support.graph_tape import BYTES_OF_A_TAPE, TapeRecorder
 from worldmodel.errors import LoadFailed
-from worldmodel.kernels.names import GraphChoice
-from worldmodel.wan.captured import CapturedForwards, ForwardCall, create_graphs, may_be_captured, why_no_graphs
+from worldmodel.kernels.names import AttentionChoice, GraphChoice
+from worldmodel.wan.captured import (
+    CapturedForwards,
+    ForwardCall,
+    check_graphs,
+    create_graphs,
+    may_be_captured,
+    why_no_graphs,
+)
 
 KV = KVSpec(
     num_layers=1,
@@ -123,9 +130,27 @@ def test_a_forward_that_can_not_be_captured_names_the_way_out(asked: Asked) -> N
 
 def test_memory_is_counted_wherever_graphs_may_come() -> None:
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
-    assert [may_be_captured(GraphChoice.AUTO, each) for each in (None, cuda, cpu)] == [True, True, False]
-    assert may_be_captured(GraphChoice.ON, cuda)
-    assert not may_be_captured(GraphChoice.OFF, None)
+    assert [may_be_captured(GraphChoice.AUTO, KV, each) for each in (None, cuda, cpu)] == [True, True, False]
+    assert may_be_captured(GraphChoice.ON, KV, cuda)
+    assert not may_be_captured(GraphChoice.OFF, KV, None)
+    assert not may_be_captured(GraphChoice.AUTO, replace(KV, window_latent_frames=None), None)
+    assert not may_be_captured(GraphChoice.AUTO, KV, cuda, refusal="of its own")
+
+
+def test_what_can_never_be_had_is_refused_before_there_are_weights() -> None:
+    cuda = torch.device("cuda")
+
+    def check(attention: AttentionChoice, choice: GraphChoice = GraphChoice.ON, refusal: str | None = None) -> None:
+        check_graphs(choice, KV, attention, torch.bfloat16, cuda, refusal=refusal)
+
+    for attention in (AttentionChoice.AUTO, AttentionChoice.FLASH3, AttentionChoice.TRITON):
+        check(attention)
+    check(AttentionChoice.SDPA_CUDNN, GraphChoice.AUTO, "of its own")
+    for attention in (AttentionChoice.SDPA_CUDNN, AttentionChoice.TRITON_PAGED):
+        with pytest.raises(LoadFailed, match=f"they need the attention 'flash3' or 'triton', chosen is '{attention}'"):
+            check(attention)
+    with pytest.raises(LoadFailed, match="graphs 'on' can't be had: of its own"):
+        check(AttentionChoice.AUTO, refusal="of its own")
 
 
 def test_what_reads_on_the_host_is_no_graph() -> None:
