@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -361,6 +361,22 @@ def test_load_reports_its_stages_and_leaves_every_page_free() -> None:
     info = runtime.info("fake")
     assert (info.width, info.height, info.sink_latent_frames, info.window_latent_frames) == (32, 16, 3, 6)
     assert info.total_pages == memory.total_pages
+
+
+def test_an_adapter_is_told_once_that_the_warm_up_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After its last chunk, and before a session of anybody's: this is what keeps captures out of sessions."""
+    seen: list[str] = []
+    generate = FakeAdapter.generate
+
+    def note(self: FakeAdapter, *args: Any, **kwargs: Any) -> Any:
+        seen.append("chunk")
+        return generate(self, *args, **kwargs)
+
+    monkeypatch.setattr(FakeAdapter, "generate", note)
+    monkeypatch.setattr(FakeAdapter, "end_warm_up", lambda _: seen.append("over"))
+    load_fake()
+    assert seen[0] == "chunk"
+    assert seen.index("over") == len(seen) - 1
 
 
 def test_pages_left_by_the_warm_up_stop_the_load(monkeypatch: pytest.MonkeyPatch) -> None:

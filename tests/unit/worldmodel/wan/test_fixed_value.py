@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 
 import pytest
@@ -55,6 +56,15 @@ def test_constants_are_packed_once_and_come_back() -> None:
         fixed.load_constant(given)
         assert all(map(torch.equal, tensors_of(fixed.value), tensors_of(given)))
     assert fixed.num_bytes == 3 * own_bytes
+
+
+def test_a_constant_that_was_packed_lives_on_so_that_no_other_one_gets_its_identity() -> None:
+    constant = torch.tensor([2.0])
+    alive = weakref.ref(constant)
+    fixed = FixedValue(constant)
+    fixed.load_constant(constant)
+    del constant
+    assert alive() is not None
 
 
 @pytest.mark.parametrize(
