@@ -82,12 +82,12 @@ class IndexedKV:
     def show(self, kv: IndexableKV) -> None:
         """Let the next run read and write where a chunk lies.
 
-        Raises ValueError for a chunk of another length, CrossStoreEmpty if a store was not filled.
+        Raises ValueError for a chunk of another length or cache, CrossStoreEmpty if a store was not filled.
         """
         chunk = kv.indexed(self._num_registers)
         texts = [kv.cross_store(name, branch=branch).indexed() for name, branch in self._stores]
-        if chunk.read.first_row != self._read.first_row:
-            raise ValueError(f"expected rows from {self._read.first_row} on, got {chunk.read.first_row}")
+        if chunk.read.k_EXHD is not self._read.k_EXHD:
+            raise ValueError("expected a chunk of the cache that the example is of, got one of another cache")
         for streams, rows in chunk.rows_to_write.items():
             if rows.shape != self._rows[streams].shape:
                 raise ValueError(

@@ -210,6 +210,14 @@ def test_what_does_not_fit_is_refused() -> None:
         with pytest.raises(ValueError, match="a chunk that writes 6 rows, got 3"):
             kv.show(shorter)
         shorter.rollback()
+    other = make_cache()
+    other.open("a")
+    with other.lease("a") as lease:
+        elsewhere = lease.begin_chunk(2)
+        numbers.publish(elsewhere)
+        with pytest.raises(ValueError, match="got one of another cache"):
+            kv.show(elsewhere)
+        elsewhere.rollback()
 
 
 def test_pages_have_no_numbers_of_an_extent() -> None:
