@@ -6,11 +6,13 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.routing import Match
@@ -44,6 +46,7 @@ from server.wire.rest import (
     SessionList,
     SessionView,
     UploadCreated,
+    WorldLayout,
 )
 from server.worker import WorkerStatus
 
@@ -270,12 +273,22 @@ async def info(request: Request) -> ServerInfo:
     return server_info(context_of(request))
 
 
-@router.get("/v1/layout", response_model=dict[str, Any] | None)
-async def layout(request: Request) -> Response:
+@router.get("/v1/layout")
+async def layout(request: Request, response: Response) -> WorldLayout | None:
     """What lies where in the served world, for a map: the checkpoint's `layout.json`, or null. Needs no token."""
-    path = context_of(request).config.checkpoint_path / "layout.json"
-    known = await asyncio.to_thread(lambda: path.read_bytes() if path.is_file() else b"null")
-    return Response(known, media_type="application/json", headers={"Cache-Control": "no-cache"})
+    response.headers["Cache-Control"] = "no-cache"
+    return await asyncio.to_thread(_read_layout, context_of(request).config.checkpoint_path / "layout.json")
+
+
+def _read_layout(path: Path) -> WorldLayout | None:
+    if not path.is_file():
+        return None
+    try:
+        return WorldLayout.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"]))
+        raise ServerError(ErrorCode.INTERNAL, f"layout.json of the checkpoint: {field}: {first['msg']}") from error
 
 
 @router.head("/healthz", include_in_schema=False)

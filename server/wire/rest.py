@@ -155,6 +155,47 @@ class ServerInfo(WireModel):
     prompts: list[str]
 
 
+class LayoutThing(WireModel):
+    """Something round on a map: metres, and a colour as `#rrggbb`."""
+
+    label: str
+    x: float
+    z: float
+    radius: Annotated[float, Field(gt=0)]
+    colour: Annotated[str, Field(pattern=r"^#[0-9a-f]{6}$")]
+
+
+class LayoutPaths(WireModel):
+    """Paths along z at each `x`, and along x at each `z`, in metres."""
+
+    width: Annotated[float, Field(gt=0)]
+    x: list[float]
+    z: list[float]
+
+
+class LayoutStart(WireModel):
+    """Where a start image is seen from; headings are 0 to the north and 90 to the east."""
+
+    x: float
+    z: float
+    heading_deg: float
+
+
+class WorldLayout(WireModel):
+    """A checkpoint's `layout.json`: what lies where, in metres with x to the east and z to the north.
+
+    The world repeats every `period` in both directions. A unit of a pose is `metres_per_unit`; `starts` go by the
+    names of the start images.
+    """
+
+    period: Annotated[float, Field(gt=0)]
+    metres_per_unit: Annotated[float, Field(gt=0)]
+    objects: list[LayoutThing]
+    areas: list[LayoutThing]
+    paths: LayoutPaths
+    starts: dict[str, LayoutStart]
+
+
 class ErrorBody(WireModel):
     code: str
     message: str
