@@ -156,7 +156,7 @@ class DreamZeroAdapter:
 
     def _graphs_shown(self) -> str:
         if not isinstance(self._graphs, str):
-            return f"; {self._graphs.description}"
+            return f"; {self._graphs.description}{self._acceleration.in_graphs}"
         return f"; no graphs: {self._graphs}" if self._device.type == "cuda" else ""
 
     def kv_spec(self) -> KVSpec:

@@ -39,6 +39,11 @@ class Acceleration(Generic[ForwardT]):
     forward: ForwardT
     description: str
 
+    @property
+    def in_graphs(self) -> str:
+        """What to add where captured forwards are described: their attention, if it is not the chosen one."""
+        return "" if self.graph_attention == self.attention.name else f", which attend with {self.graph_attention}"
+
 
 def attention_backend(choice: AttentionChoice, shape: AttentionShape) -> ChosenAttention:
     """Return the attention of a choice. Raises `LoadFailed` naming the option for one that can't run on the device."""
@@ -71,13 +76,11 @@ def join(
     layers = LayerOperations.UNFUSED.value if ops is None else ops.name
     if plan.quantizes_linears:
         layers += " with float8 linears"
-    graph_attention = indexed_name(attention)
-    in_graphs = "" if graph_attention == attention.attention.name else f", in graphs {graph_attention}"
-    description = f"{attention.describe()}{in_graphs}; layers {layers}"
+    description = f"{attention.describe()}; layers {layers}"
     logger.info("attention %s", description)
     return Acceleration(
         attention=attention.attention,
-        graph_attention=graph_attention,
+        graph_attention=indexed_name(attention),
         forward=forward,
         description=description,
     )

@@ -144,6 +144,8 @@ def test_what_is_captured_is_planned_for_and_shown(starts: dict[str, StartWorker
         "not draft of 2 latent frames (10.00 ms plain, 9.90 ms in a graph), "
         "commit of 2 latent frames (10.00 ms plain, 1.00 ms in a graph)"
     )
+    adapter._acceleration = replace(adapter._acceleration, graph_attention="triton")
+    assert adapter.spec.attention_backend.endswith("1.00 ms in a graph), which attend with triton")
     assert isinstance(adapter._graphs, CapturedForward)
     assert adapter._graphs._graphs._is_sealed, "the end of the warm-up was not told"
     planned_bytes = adapter.kv_spec().worker_owned_bytes - plain.kv_spec().worker_owned_bytes

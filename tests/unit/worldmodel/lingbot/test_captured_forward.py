@@ -6,6 +6,7 @@ chunk, prompt or step that it was recorded with shows in the chunks of the other
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -166,6 +167,8 @@ def test_what_is_captured_is_planned_for_and_shown(adapter: LingBotAdapter) -> N
     assert shown == (
         "; graphs a step (10.00 ms plain, 1.00 ms in a graph), not clean history (10.00 ms plain, 9.90 ms in a graph)"
     )
+    worker.adapter._acceleration = replace(worker.adapter._acceleration, graph_attention="triton")
+    assert worker.adapter.spec.attention_backend.endswith("9.90 ms in a graph), which attend with triton")
     forward = worker.adapter._graphs
     assert isinstance(forward, CapturedForward)
     planned_bytes = worker.adapter.kv_spec().worker_owned_bytes - adapter.kv_spec().worker_owned_bytes

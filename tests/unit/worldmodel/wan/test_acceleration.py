@@ -51,7 +51,7 @@ def test_what_was_chosen_is_said(precision: str, text: str) -> None:
     found = join(chosen, "the forward", layer_operations(LayerOperations.AUTO, plan, CPU), plan)
     assert isinstance(found.attention, TorchAttention)
     assert (found.forward, found.description) == ("the forward", text)
-    assert found.graph_attention == "torch_sdpa"
+    assert (found.graph_attention, found.in_graphs) == ("torch_sdpa", "")
 
 
 def test_graphs_take_the_fastest_kernel_that_they_can_where_another_one_was_chosen() -> None:
@@ -60,4 +60,5 @@ def test_graphs_take_the_fastest_kernel_that_they_can_where_another_one_was_chos
     found = join(ChosenAttention(attention=TorchAttention(), timings_ms=timings_ms), "the forward", None, plan)
     assert isinstance(found.attention, TorchAttention)
     assert found.graph_attention == "triton"
-    assert ", triton 2.00 ms, sdpa_cudnn 1.50 ms), in graphs triton; layers unfused" in found.description
+    assert ", triton 2.00 ms, sdpa_cudnn 1.50 ms); layers unfused" in found.description
+    assert found.in_graphs == ", which attend with triton"
