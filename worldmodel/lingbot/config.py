@@ -149,7 +149,7 @@ class LingBotOptions:
     under a new prompt before the chunk that brings it, instead of keeping what the old prompt made of it. That chunk
     then costs one commit forward more for each chunk in sight (at the published geometry about the work of a whole
     chunk), and the worker reserves K/V storage of one session more. `graphs`: whether forwards are captured in CUDA
-    graphs; off by default, since the published size is bound by the device and would give memory for one percent.
+    graphs; off by default, since the published size is bound by the device and would give memory for nothing.
     `vae_precision`: None takes that of the precision plan.
     """
 
