@@ -23,6 +23,9 @@ TOOLS = {
 }
 """Verb: the module that does it, and its line in the help. All arguments go to the module."""
 
+CLEAR_AWAY_S = 40.0
+"""How long a program may take to end after Ctrl-C; a second one ends it at once."""
+
 
 def run_tool(verb: str, arguments: Sequence[str]) -> int:
     """Run a verb's program on this terminal and return its exit code, 128 + N if signal N ended it.
@@ -55,8 +58,16 @@ def run_tool(verb: str, arguments: Sequence[str]) -> int:
             try:
                 code = program.wait()
             except KeyboardInterrupt:
-                program.kill()
+                _let_finish(program)
                 raise
     finally:
         signal.signal(signal.SIGTERM, before)
     return code if code >= 0 else 128 - code
+
+
+def _let_finish(program: subprocess.Popen[bytes]) -> None:
+    """Wait while the program clears away what it has begun, such as a server: the terminal has told it too."""
+    try:
+        program.wait(CLEAR_AWAY_S)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        program.kill()

@@ -67,3 +67,38 @@ def test_a_request_to_end_reaches_the_program(moment: str, tmp_path: Path, monke
         signal.signal(signal.SIGTERM, before)
     with pytest.raises(ProcessLookupError):
         os.kill(pids[0], 0)
+
+
+def test_a_program_clears_away_what_it_began_when_the_terminal_interrupts_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(tmp_path / "started")
+    (tmp_path / "endless.py").write_text(
+        "import pathlib, signal\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})\n"
+        f"open({str(tmp_path / 'started')!r}, 'w').close()\n"
+        "signal.sigwait({signal.SIGINT})\n"
+        f"pathlib.Path({str(tmp_path / 'cleared')!r}).touch()\n"
+    )
+    monkeypatch.setitem(tool_verbs.TOOLS, "endless", ("endless", "waits"))
+    monkeypatch.setattr(tool_verbs, "packages_root", lambda: tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    class Slow(subprocess.Popen[bytes]):
+        """The command is interrupted, and the program only once the command waits for that."""
+
+        waits = 0
+
+        def wait(self, timeout: float | None = None) -> int:
+            self.waits += 1
+            if self.waits == 1:
+                (tmp_path / "started").read_text()
+                raise KeyboardInterrupt
+            if self.waits == 2:
+                self.send_signal(signal.SIGINT)
+            return super().wait(timeout)
+
+    monkeypatch.setattr(tool_verbs.subprocess, "Popen", Slow)
+    with pytest.raises(KeyboardInterrupt):
+        tool_verbs.run_tool("endless", [])
+    assert (tmp_path / "cleared").exists()
