@@ -1,6 +1,7 @@
 """Values that are trees of tensors, and copies of them at fixed addresses, for launches that read the same memory.
 
-A value is a tensor, a tuple or a dataclass of values, or anything else, which is taken as it is. Knows no model.
+A value is a tensor, a tuple or a dataclass of values, or anything else, which is taken as it is; a list, dict or set is
+refused, since tensors in it would stay the caller's own. Knows no model.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ def _map(value: Any, change: Callable[[Tensor], Tensor], known: dict[int, Any]) 
         made = tuple(_map(each, change, known) for each in value)
     elif is_dataclass(value) and not isinstance(value, type):
         made = replace(value, **{each.name: _map(getattr(value, each.name), change, known) for each in fields(value)})
+    elif isinstance(value, (list, dict, set)):
+        raise TypeError(f"expected a tensor, a tuple or a dataclass of values, got a {type(value).__name__}")
     else:
         return value
     known[id(value)] = made

@@ -43,6 +43,12 @@ def test_what_occurs_twice_stays_one_object() -> None:
     assert len(tensors_of((pair, pair, pair.first))) == 2
 
 
+@pytest.mark.parametrize("holder", [[torch.ones(1)], {"first": torch.ones(1)}], ids=["list", "dict"])
+def test_what_would_hide_tensors_is_refused(holder: object) -> None:
+    with pytest.raises(TypeError, match=f"got a {type(holder).__name__}"):
+        FixedValue((torch.ones(1), holder))
+
+
 def test_a_tensor_that_is_not_contiguous_is_copied_as_it_is_read() -> None:
     given = torch.arange(6.0).view(2, 3).t()
     assert torch.equal(FixedValue((given,)).value[0], given)
