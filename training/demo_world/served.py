@@ -90,14 +90,19 @@ async def serve(world_url: str, script: Script) -> Walk:
     asked: dict[int, int] = {}
     styles = np.full(script.num_chunks, script.style)
     held = [[key for key, down in zip(trajectories.KEYS, row, strict=True) if down] for row in script.keys_TK]
-    client = WorldClient(
-        world_url, image=start_png(script), prompt=prompt_of(script.style), seed=script.seed, pacing="free"
-    )
+    prompt = prompt_of(script.style)
+    client = WorldClient(world_url, image=start_png(script), prompt=prompt, seed=script.seed, pacing="free")
     first_chunk = script.num_chunks
     async with client as world:
+        # A run that begins while the session is paused has made nothing yet, so the keys act from its first chunk on.
+        await world.pause()
+        await world.reset(prompt=prompt)
         # Nothing acts at first: in chunk 0 the first latent frame is the start image, and does not move.
         receipt = await world.script([[], *held[1:]])
+        await world.unpause()
         async for chunk in world.chunks():
+            if chunk.run < world.run:
+                continue
             for event in chunk.header.applied:
                 if event.event_id == receipt.event_id:
                     first_chunk = chunk.chunk_index

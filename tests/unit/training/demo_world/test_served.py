@@ -11,6 +11,7 @@ import torch
 
 from server.config_reading import load_config
 from server.package_files import bundled_config
+from tests.support.client_standin_server import FIRST_FRAMES, FRAMES, standin_server
 from training.demo_world import evaluation, gate, scene, served, ship
 from training.demo_world.trajectories import KEYS
 
@@ -45,6 +46,25 @@ def test_the_truth_begins_where_the_keys_acted(first_chunk: int) -> None:
     np.testing.assert_allclose(z, 3.0 + moved, atol=1e-5)
     assert list(styles) == [2] * 21 + [5] * 24
     np.testing.assert_array_equal(served.truth(script, walk, slice(-1, None)), [[z[-1], 5]])
+
+
+@pytest.fixture
+def blank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the renderer draw nothing, which needs no compiler."""
+    monkeypatch.setattr(scene, "render", lambda poses, styles: torch.zeros(len(poses), 2, 2, 3, dtype=torch.uint8))
+
+
+@pytest.mark.usefixtures("blank")
+async def test_the_keys_of_a_script_act_from_the_first_chunk_on() -> None:
+    async with standin_server() as server:
+        server.behaviour.late_chunks = 2
+        walk = await served.serve(server.url, _script(3, "wl"))
+    assert walk.first_chunk == 0
+    assert len(walk.frames) == FIRST_FRAMES + 2 * FRAMES
+    assert list(walk.styles_N) == [2, 2, 2]
+    (start,), (reset,), (event,) = (server.sent(f"session.{kind}") for kind in ("start", "reset", "event"))
+    assert reset["prompt"] == start["prompt"] == "a snow town"
+    assert event["controls"][0]["data"]["frames"] == [[], *[["w", "l"]] * 8]
 
 
 def test_chunks_are_nine_media_frames_and_then_twelve() -> None:
