@@ -82,6 +82,7 @@ class Evaluation:
         self._url, self._plan, self._out = world_url, plan, out
         self._rng = np.random.default_rng(SEED)
         self._shown: list[tuple[served.Frames, served.Frames]] = []
+        self._first_chunks: list[int] = []
         self.rows: dict[str, float] = {}
 
     async def run(self) -> None:
@@ -99,7 +100,7 @@ class Evaluation:
                 self._write()
 
     def _write(self) -> None:
-        report: dict[str, Any] = {"plan": asdict(self._plan), "rows": self.rows}
+        report: dict[str, Any] = {"plan": asdict(self._plan), "rows": self.rows, "first_chunks": self._first_chunks}
         (self._out / "report.json").write_text(json.dumps(report, indent=2) + "\n")
         (self._out / "table.md").write_text(table(self.rows))
         self.sheet().save(self._out / "served.png")
@@ -120,7 +121,7 @@ class Evaluation:
         looked_at = [chunk for chunk in CHUNKS_SHOWN if chunk <= plan.script_chunks]
         for index in range(plan.scripts):
             script = self._random_script(plan.script_chunks, switches=index >= plan.scripts // 2)
-            walk = await served.serve(self._url, script)
+            walk = await self._play(script)
             parts = [served.chunk_slice(chunk - 1) for chunk in looked_at]
             true = [served.truth(script, walk, part) for part in parts]
             shown = [walk.frames[part] for part in parts]
@@ -142,7 +143,7 @@ class Evaluation:
             place = self._random_script(1)
             scripts = [self._holding(place, keys, num_chunks=4) for keys in KEY_STATES]
             for state, script in enumerate(scripts):
-                walk = await served.serve(self._url, script)
+                walk = await self._play(script)
                 candidates = [served.truth(other, walk, LAST) for other in scripts]
                 hits.append(served.nearest(walk.frames[-1:], candidates) == state)
         self._share("key states nearest their own true picture, %", hits)
@@ -153,7 +154,7 @@ class Evaluation:
             place = self._random_script(1)
             for style in (index for index in range(len(scene.STYLES)) if index != place.style):
                 script = self._holding(place, "w", num_chunks=5, switches={1: style})
-                walk = await served.serve(self._url, script)
+                walk = await self._play(script)
                 candidates = [
                     served.truth(script, replace(walk, styles_N=np.full_like(walk.styles_N, other)), LAST)
                     for other in range(len(scene.STYLES))
@@ -167,7 +168,7 @@ class Evaluation:
             place = self._random_script(1)
             num_chunks = TURN_FRAMES // served.FRAMES_PER_CHUNK + 2
             script = self._holding(place, "l" if index % 2 else "j", num_chunks=num_chunks, held_frames=TURN_FRAMES + 1)
-            walk = await served.serve(self._url, script)
+            walk = await self._play(script)
             self._shown.append((served.truth(script, walk, SPREAD), walk.frames[SPREAD]))
             values.append(served.psnr_db(walk.frames[LAST], served.truth(script, walk, LAST)))
         self.rows["full turn, PSNR of the view returned to, dB"] = float(np.mean(values))
@@ -177,13 +178,18 @@ class Evaluation:
         values = []
         for _ in range(self._plan.long_scripts):
             script = self._random_script(self._plan.long_chunks, switches=True)
-            walk = await served.serve(self._url, script)
+            walk = await self._play(script)
             part = served.chunk_slice(self._plan.long_chunks - 1)
             values.append(served.psnr_db(walk.frames[part], served.truth(script, walk, part)))
             self._say(f"long script: {values[-1]:.1f} dB")
         self.rows[f"PSNR at chunk {self._plan.long_chunks}, dB"] = float(np.mean(values))
 
     # ------------------------------------------------------------ scripts
+
+    async def _play(self, script: Script) -> served.Walk:
+        walk = await served.serve(self._url, script)
+        self._first_chunks.append(walk.first_chunk)
+        return walk
 
     def _random_script(self, num_chunks: int, *, switches: bool = False) -> Script:
         rng = self._rng

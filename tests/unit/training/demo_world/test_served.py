@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -81,6 +83,42 @@ def test_measures_of_pictures() -> None:
     )
     assert served.edges(grey) == 0 < served.edges(sharp)
     assert served.nearest(sharp, [grey, sharp, 255 - sharp]) == 1
+
+
+@pytest.fixture
+def played(monkeypatch: pytest.MonkeyPatch) -> list[served.Script]:
+    """Serve noise, each session one chunk later than the one before; returns the scripts that were played."""
+    rng = np.random.default_rng(0)
+    scripts: list[served.Script] = []
+
+    def render(poses: np.ndarray, styles: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(rng.integers(0, 256, (len(poses), 4, 4, 3)).astype(np.uint8))
+
+    async def serve(url: str, script: served.Script) -> served.Walk:
+        frames = render(np.empty(12 * script.num_chunks - 3), np.empty(0)).numpy()
+        scripts.append(script)
+        return served.Walk(frames=frames, first_chunk=len(scripts) - 1, styles_N=np.full(script.num_chunks, 0))
+
+    monkeypatch.setattr(scene, "render", render)
+    monkeypatch.setattr(served, "serve", serve)
+    return scripts
+
+
+NOTHING = evaluation.Plan(scripts=0, script_chunks=1, points=0, turns=0, long_scripts=0, long_chunks=1)
+
+
+async def _report(plan: evaluation.Plan, out: Path) -> dict[str, Any]:
+    await evaluation.Evaluation("ws://nowhere", plan, out).run()
+    report: dict[str, Any] = json.loads((out / "report.json").read_text())
+    return report
+
+
+async def test_the_report_says_in_which_chunk_the_keys_of_each_session_began(
+    played: list[served.Script], tmp_path: Path
+) -> None:
+    report = await _report(replace(NOTHING, scripts=2, turns=1), tmp_path)
+    assert report["first_chunks"] == [0, 1, 2]
+    assert [script.num_chunks for script in played] == [1, 1, 22]
 
 
 def test_the_table_shows_what_was_measured_beside_bar_and_aim() -> None:
