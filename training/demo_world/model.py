@@ -7,14 +7,14 @@ resumed from the checkpoint it wrote.
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from training.demo_world import scene, text
+from training.demo_world.files import located, replacing, write_tensors
 from training.demo_world.network import Geometry, TrainingNetwork
 from training.demo_world.poses import PoseHeads
 from training.demo_world.prompts import all_prompts, tokenize
@@ -75,8 +75,8 @@ class DemoModel(nn.Module):
         that are missing elsewhere.
         """
         found = {f"{part}.{name}": tensor for part in _STEMS for name, tensor in _read_folder(folder, part).items()}
-        if (folder / _POSES).exists():
-            found |= {f"poses.{name}": tensor for name, tensor in load_file(folder / _POSES).items()}
+        if (poses := located(folder, _POSES)).exists():
+            found |= {f"poses.{name}": tensor for name, tensor in load_file(poses).items()}
         wanted = dict(self.named_parameters())
         extra = sorted(name for name in found if name not in wanted or found[name].shape != wanted[name].shape)
         missing = sorted(set(wanted) - set(found))
@@ -144,7 +144,7 @@ class PromptTable:
 
 def _read_folder(folder: Path, part: str) -> dict[str, Tensor]:
     """Read a component's weights, of one file or of several. Raises FileNotFoundError if there are none."""
-    paths = sorted((folder / part).glob(f"{_STEMS[part]}*.safetensors"))
+    paths = sorted(located(folder, part).glob(f"{_STEMS[part]}*.safetensors"))
     if not paths:
         raise FileNotFoundError(f"{folder / part} holds no {_STEMS[part]}*.safetensors")
     return {name: tensor for path in paths for name, tensor in load_file(path).items()}
@@ -163,11 +163,11 @@ def _write_folder(tensors: dict[str, Tensor], folder: Path, stem: str) -> None:
         shards[-1][key] = content
         size += content.nbytes
     if len(shards) == 1:
-        save_file(shards[0], folder / f"{stem}.safetensors", metadata={"format": "pt"})
+        write_tensors(shards[0], folder / f"{stem}.safetensors")
         return
     names = [f"{stem}-{number + 1:05}-of-{len(shards):05}.safetensors" for number in range(len(shards))]
     for name, shard in zip(names, shards, strict=True):
-        save_file(shard, folder / name, metadata={"format": "pt"})
+        write_tensors(shard, folder / name)
     total = sum(tensor.nbytes for shard in shards for tensor in shard.values())
     weight_map = {key: name for name, shard in zip(names, shards, strict=True) for key in shard}
     index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
@@ -177,23 +177,17 @@ def _write_folder(tensors: dict[str, Tensor], folder: Path, stem: str) -> None:
 def export(model: DemoModel, folder: Path) -> None:
     """Write transformer and text encoder in bfloat16 as a diffusers checkpoint has them, and the readers of poses.
 
-    What was there before stays until everything is written, and is replaced at once.
+    What was there before stays until everything is written, and is replaced as one (`files.replacing`).
     """
-    unfinished = folder / "unfinished"
-    shutil.rmtree(unfinished, ignore_errors=True)
-    for part, module, config in (
-        (_TRANSFORMER, model.transformer, _transformer_config()),
-        (_TEXT_ENCODER, model.text_encoder, _text_config()),
-    ):
-        _write_folder(dict(module.named_parameters()), unfinished / part, _STEMS[part])
-        (unfinished / part / "config.json").write_text(json.dumps(config, indent=1) + "\n")
     readers = {name: tensor.detach().float().cpu().contiguous() for name, tensor in model.poses.named_parameters()}
-    save_file(readers, unfinished / _POSES)
-    for part in _STEMS:
-        shutil.rmtree(folder / part, ignore_errors=True)
-        (unfinished / part).rename(folder / part)
-    (unfinished / _POSES).replace(folder / _POSES)
-    unfinished.rmdir()
+    with replacing(folder) as unfinished:
+        for part, module, config in (
+            (_TRANSFORMER, model.transformer, _transformer_config()),
+            (_TEXT_ENCODER, model.text_encoder, _text_config()),
+        ):
+            _write_folder(dict(module.named_parameters()), unfinished / part, _STEMS[part])
+            (unfinished / part / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+        write_tensors(readers, unfinished / _POSES)
 
 
 def _transformer_config() -> dict[str, object]:

@@ -36,6 +36,9 @@ def test_a_run_goes_on_from_the_checkpoint_it_wrote(tmp_path: Path) -> None:
     export(first, tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"transformer", "text_encoder", "poses.safetensors"}
     assert all(path.stat().st_size < 15 << 20 for path in tmp_path.rglob("*"))
+    assert {path.stat().st_mode for path in tmp_path.rglob("*.safetensors")} == {
+        path.stat().st_mode for path in tmp_path.rglob("*.json")
+    }
     assert second.load(tmp_path) == []
     for (name, one), other in zip(first.named_parameters(), second.parameters(), strict=True):
         torch.testing.assert_close(one, other, atol=0, rtol=1 / 128, msg=name)
@@ -43,6 +46,20 @@ def test_a_run_goes_on_from_the_checkpoint_it_wrote(tmp_path: Path) -> None:
     assert read_transformer_config(json.loads((tmp_path / "transformer" / "config.json").read_text())) == CONFIG
     tensors = {info.name for file in weight_files(tmp_path / "transformer") for info in file.tensors}
     assert tensors == dict(first.transformer.named_parameters()).keys()
+
+
+def test_a_run_that_ended_while_it_saved_is_gone_on_from(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    model, loaded = DemoModel(), DemoModel()
+    export(model, tmp_path)
+    # As when it ended with the readers of poses in place and the text encoder's old folder gone.
+    (tmp_path / "finished").mkdir()
+    for part in ("transformer", "text_encoder"):
+        (tmp_path / part).rename(tmp_path / "finished" / part)
+    assert loaded.load(tmp_path) == []
+    torch.testing.assert_close(model.transformer.head.modulation, loaded.transformer.head.modulation, atol=0, rtol=1e-2)
+    export(loaded, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"transformer", "text_encoder", "poses.safetensors"}
 
 
 def test_layers_that_a_checkpoint_lacks_change_nothing() -> None:
