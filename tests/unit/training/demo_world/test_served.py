@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from benchmarks import demo_process
 from server.config_reading import load_config
 from server.package_files import bundled_config
 from tests.support.client_standin_server import FIRST_FRAMES, FRAMES, standin_server
@@ -119,6 +125,32 @@ async def test_the_report_says_in_which_chunk_the_keys_of_each_session_began(
     report = await _report(replace(NOTHING, scripts=2, turns=1), tmp_path)
     assert report["first_chunks"] == [0, 1, 2]
     assert [script.num_chunks for script in played] == [1, 1, 22]
+
+
+def test_a_signal_to_end_takes_the_server_along(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ended: list[str] = []
+
+    @contextmanager
+    def process(log: Path) -> Iterator[SimpleNamespace]:
+        try:
+            yield SimpleNamespace(world_url="ws://nowhere")
+        finally:
+            ended.append("server")
+
+    async def run(self: evaluation.Evaluation) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(demo_process, "demo_process", process)
+    monkeypatch.setattr(evaluation.Evaluation, "run", run)
+    monkeypatch.setattr(sys, "argv", ["evaluate", "demo", "--out", str(tmp_path)])
+    before = signal.signal(signal.SIGTERM, lambda number, frame: None)
+    try:
+        with pytest.raises(SystemExit) as left:
+            evaluation.main()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert left.value.code == 128 + signal.SIGTERM
+    assert ended == ["server"]
 
 
 def test_the_table_shows_what_was_measured_beside_bar_and_aim() -> None:
