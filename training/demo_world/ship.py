@@ -17,6 +17,9 @@ import numpy as np
 from PIL import Image
 
 from training.demo_world import scene, trajectories
+from training.demo_world.files import located, replacing, settle
+from worldmodel.checkpoint.diffusers import weight_files
+from worldmodel.checkpoint.errors import CheckpointError
 
 STARTS: dict[str, tuple[float, float, float]] = {
     "day": (6.0, 6.0, 225.0),
@@ -80,17 +83,33 @@ def layout() -> dict[str, object]:
 
 
 def assemble(run: Path, vae: Path, out: Path) -> None:
-    """Replace the trained parts of a checkpoint folder."""
-    for name, source in (("transformer", run / "transformer"), ("text_encoder", run / "text_encoder"), ("vae", vae)):
-        shutil.rmtree(out / name, ignore_errors=True)
-        (out / name).mkdir(parents=True)
-        for file in source.iterdir():
-            if file.suffix == ".safetensors" or file.name.endswith((".index.json", "config.json")):
-                shutil.copyfile(file, out / name / file.name)
+    """Replace the trained parts of a checkpoint folder, once all of them are known to be whole.
+
+    A part that lies where it belongs already stays. Raises `CheckpointError` naming a source that has no config.json
+    or whose weights are not all there; nothing is replaced then.
+    """
+    settle(out)
+    sources = {name: located(run, name) for name in ("transformer", "text_encoder")} | {"vae": vae}
+    for source in sources.values():
+        if not (source / "config.json").is_file():
+            raise CheckpointError(str(source), "expected a trained part, has no config.json")
+        weight_files(source)
+    images = {name: start_image(name) for name in STARTS}
+    with replacing(out) as unfinished:
+        for name, source in sources.items():
+            if source.resolve() != (out / name).resolve():
+                _copy_part(source, unfinished / name)
     (out / "examples").mkdir(exist_ok=True)
-    for name in STARTS:
-        start_image(name).save(out / "examples" / f"{name}.png", optimize=True)
+    for name, image in images.items():
+        image.save(out / "examples" / f"{name}.png", optimize=True)
     (out / "layout.json").write_text(json.dumps(layout(), indent=1) + "\n")
+
+
+def _copy_part(source: Path, target: Path) -> None:
+    target.mkdir()
+    for file in source.iterdir():
+        if file.suffix == ".safetensors" or file.name.endswith((".index.json", "config.json")):
+            shutil.copyfile(file, target / file.name)
 
 
 def main() -> None:
@@ -99,7 +118,10 @@ def main() -> None:
     parser.add_argument("--vae", type=Path, required=True, help="diffusers folder of the VAE it was trained with")
     parser.add_argument("--out", type=Path, required=True, help="checkpoint folder")
     arguments = parser.parse_args()
-    assemble(arguments.run, arguments.vae, arguments.out)
+    try:
+        assemble(arguments.run, arguments.vae, arguments.out)
+    except CheckpointError as error:
+        raise SystemExit(str(error)) from error
 
 
 if __name__ == "__main__":
