@@ -26,6 +26,7 @@ import numpy as np
 from PIL import Image
 
 from training.demo_world import scene, served, trajectories
+from training.demo_world.options import count
 from training.demo_world.served import Script
 
 CHUNKS_SHOWN = (1, 3, 6, 10, 12, 20)
@@ -47,9 +48,13 @@ class Plan:
     long_scripts: int
     long_chunks: int
 
+    @property
+    def measures_anything(self) -> bool:
+        return any((self.scripts, self.points, self.turns, self.long_scripts))
+
 
 FULL = Plan(scripts=24, script_chunks=20, points=10, turns=6, long_scripts=4, long_chunks=90)
-QUICK = Plan(scripts=4, script_chunks=10, points=1, turns=1, long_scripts=0, long_chunks=0)
+QUICK = Plan(scripts=4, script_chunks=10, points=1, turns=1, long_scripts=0, long_chunks=90)
 
 COUNTS = {
     "scripts": "random key scripts",
@@ -90,14 +95,14 @@ class Evaluation:
     async def run(self) -> None:
         """Measure everything; what was measured is written after each part."""
         plan = self._plan
-        for part, count in (
+        for part, num_sessions in (
             (self._scripts, plan.scripts),
             (self._turns, plan.turns),
             (self._key_states, plan.points),
             (self._switches, plan.points),
             (self._long, plan.long_scripts),
         ):
-            if count:
+            if num_sessions:
                 await part()
                 self._write()
 
@@ -105,7 +110,8 @@ class Evaluation:
         report: dict[str, Any] = {"plan": asdict(self._plan), "rows": self.rows, "first_chunks": self._first_chunks}
         (self._out / "report.json").write_text(json.dumps(report, indent=2) + "\n")
         (self._out / "table.md").write_text(table(self.rows))
-        self.sheet().save(self._out / "served.png")
+        if self._shown:
+            self.sheet().save(self._out / "served.png")
 
     def sheet(self) -> Image.Image:
         """Put the truth above what was served, for some of the scripts."""
@@ -264,8 +270,13 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few sessions: minutes instead of half an hour")
     parser.add_argument("--url", help="WebSocket of a running demo server, ws://HOST:PORT/v1/world")
     for name, meaning in COUNTS.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, metavar="N", help=meaning)
+        least = 1 if name.endswith("_chunks") else 0
+        parser.add_argument(f"--{name.replace('_', '-')}", type=count(least=least), metavar="N", help=meaning)
     arguments = parser.parse_args()
+    asked = {name: value for name in COUNTS if (value := getattr(arguments, name)) is not None}
+    plan = replace(QUICK if arguments.quick else FULL, **asked)
+    if not plan.measures_anything:
+        parser.error("expected some scripts, points, turns or long scripts, got none of each")
     signal.signal(signal.SIGTERM, _leave)
     arguments.out.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
@@ -275,9 +286,7 @@ def main() -> None:
 
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="worldserve-evaluate-")))
             url = stack.enter_context(demo_process(folder / "server.log")).world_url
-        plan = QUICK if arguments.quick else FULL
-        asked = {name: value for name in COUNTS if (value := getattr(arguments, name)) is not None}
-        evaluation = Evaluation(url, replace(plan, **asked), arguments.out)
+        evaluation = Evaluation(url, plan, arguments.out)
         asyncio.run(evaluation.run())
     print(table(evaluation.rows), end="", flush=True)
 

@@ -93,7 +93,7 @@ def test_measures_of_pictures() -> None:
 
 @pytest.fixture
 def played(monkeypatch: pytest.MonkeyPatch) -> list[served.Script]:
-    """Serve noise, each session one chunk later than the one before; returns the scripts that were played."""
+    """Serve noise, in every second session with keys from chunk 1 on; returns the scripts that were played."""
     rng = np.random.default_rng(0)
     scripts: list[served.Script] = []
 
@@ -103,7 +103,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[served.Script]:
     async def serve(url: str, script: served.Script) -> served.Walk:
         frames = render(np.empty(12 * script.num_chunks - 3), np.empty(0)).numpy()
         scripts.append(script)
-        return served.Walk(frames=frames, first_chunk=len(scripts) - 1, styles_N=np.full(script.num_chunks, 0))
+        return served.Walk(frames=frames, first_chunk=(len(scripts) - 1) % 2, styles_N=np.full(script.num_chunks, 0))
 
     monkeypatch.setattr(scene, "render", render)
     monkeypatch.setattr(served, "serve", serve)
@@ -123,8 +123,41 @@ async def test_the_report_says_in_which_chunk_the_keys_of_each_session_began(
     played: list[served.Script], tmp_path: Path
 ) -> None:
     report = await _report(replace(NOTHING, scripts=2, turns=1), tmp_path)
-    assert report["first_chunks"] == [0, 1, 2]
+    assert report["first_chunks"] == [0, 1, 0]
     assert [script.num_chunks for script in played] == [1, 1, 22]
+
+
+async def test_sessions_that_leave_no_sheet_are_measured_as_well(played: list[served.Script], tmp_path: Path) -> None:
+    report = await _report(replace(NOTHING, points=1), tmp_path)
+    assert len(played) == len(evaluation.KEY_STATES) + len(scene.STYLES) - 1
+    assert len(report["rows"]) == 2
+    assert not (tmp_path / "served.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("--scripts -1", "argument --scripts: expected a finite number and at least 0; got -1"),
+        ("--script-chunks 0", "argument --script-chunks: expected a finite number and at least 1; got 0"),
+        ("--long-chunks 0", "argument --long-chunks: expected a finite number and at least 1; got 0"),
+        ("--quick --scripts 0 --points 0 --turns 0", "got none of each"),
+    ],
+)
+def test_counts_that_measure_nothing_are_refused(
+    options: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    monkeypatch.setattr(sys, "argv", ["evaluate", "demo", "--out", str(out), *options.split()])
+    with pytest.raises(SystemExit) as left:
+        evaluation.main()
+    assert left.value.code == 2
+    assert says in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_a_quick_evaluation_may_have_a_long_script() -> None:
+    """Its length is the same as in the whole one."""
+    assert evaluation.QUICK.long_chunks == evaluation.FULL.long_chunks
 
 
 def test_a_signal_to_end_takes_the_server_along(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
