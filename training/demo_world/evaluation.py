@@ -65,6 +65,9 @@ COUNTS = {
     "long_chunks": "chunks of each of them",
 }
 
+LONG = "long scripts, "
+"""Begins the row of the long scripts, whose last chunk may be one that the other scripts have as well."""
+
 TARGETS: dict[str, tuple[str, str, str]] = {
     "PSNR at chunk 1, dB": ("24.4", "26", "28"),
     "PSNR at chunk 3, dB": ("20.4", "23", "25"),
@@ -75,7 +78,7 @@ TARGETS: dict[str, tuple[str, str, str]] = {
     "full turn, PSNR of the view returned to, dB": ("", "19", "22"),
     "key states nearest their own true picture, %": ("", "95", "99"),
     "prompt switches nearest their own true picture, %": ("", "95", "99"),
-    "PSNR at chunk 90, dB": ("14.3", "17", "20"),
+    "long scripts, PSNR at chunk 90, dB": ("14.3", "17", "20"),
     "PSNR at chunk 6 of a picture that stands still, dB": ("13.0", "", ""),
     "PSNR at chunk 20 of a picture that stands still, dB": ("10.6", "", ""),
 }
@@ -190,7 +193,7 @@ class Evaluation:
             part = served.chunk_slice(self._plan.long_chunks - 1)
             values.append(served.psnr_db(walk.frames[part], served.truth(script, walk, part)))
             self._say(f"long script: {values[-1]:.1f} dB")
-        self.rows[f"PSNR at chunk {self._plan.long_chunks}, dB"] = float(np.mean(values))
+        self.rows[f"{LONG}PSNR at chunk {self._plan.long_chunks}, dB"] = float(np.mean(values))
 
     # ------------------------------------------------------------ scripts
 
@@ -248,7 +251,8 @@ class Evaluation:
 def table(rows: dict[str, float]) -> str:
     """Write the rows that were measured as Markdown, beside what they are held against."""
     lines = ["| | served | first preview | bar | aim |", "|---|---|---|---|---|"]
-    for row, targets in TARGETS.items():
+    others = {row: ("", "", "") for row in rows if row.startswith(LONG) and row not in TARGETS}
+    for row, targets in (TARGETS | others).items():
         if row in rows:
             lines.append(f"| {row} | {rows[row]:.{2 if 'edges' in row else 1}f} | {' | '.join(targets)} |")
     return "\n".join(lines) + "\n"

@@ -155,6 +155,18 @@ def test_counts_that_measure_nothing_are_refused(
     assert not out.exists()
 
 
+async def test_long_scripts_have_a_row_of_their_own_whatever_their_length(
+    played: list[served.Script], tmp_path: Path
+) -> None:
+    report = await _report(replace(NOTHING, scripts=1, script_chunks=3, long_scripts=1, long_chunks=3), tmp_path)
+    mine, long = report["rows"]["PSNR at chunk 3, dB"], report["rows"]["long scripts, PSNR at chunk 3, dB"]
+    assert mine != long
+    assert (tmp_path / "table.md").read_text().splitlines()[3:] == [
+        f"| PSNR at chunk 3, dB | {mine:.1f} | 20.4 | 23 | 25 |",
+        f"| long scripts, PSNR at chunk 3, dB | {long:.1f} |  |  |  |",
+    ]
+
+
 def test_a_quick_evaluation_may_have_a_long_script() -> None:
     """Its length is the same as in the whole one."""
     assert evaluation.QUICK.long_chunks == evaluation.FULL.long_chunks
@@ -189,6 +201,8 @@ def test_a_signal_to_end_takes_the_server_along(monkeypatch: pytest.MonkeyPatch,
 def test_the_table_shows_what_was_measured_beside_bar_and_aim() -> None:
     text = evaluation.table({"PSNR at chunk 6, dB": 17.04, "something else": 1.0})
     assert text.splitlines()[2:] == ["| PSNR at chunk 6, dB | 17.0 | 17.7 | 21 | 24 |"]
+    text = evaluation.table({"long scripts, PSNR at chunk 90, dB": 11.3})
+    assert text.splitlines()[2:] == ["| long scripts, PSNR at chunk 90, dB | 11.3 | 14.3 | 17 | 20 |"]
 
 
 def test_the_layout_beside_the_checkpoint_is_that_of_the_scene() -> None:
