@@ -263,6 +263,12 @@ def _leave(number: int, frame: FrameType | None) -> NoReturn:
     raise SystemExit(128 + number)
 
 
+def _compile_renderer() -> None:
+    """Draw one picture, so that what the renderer lacks is known before a server has started."""
+    pose = np.concatenate([np.zeros(3), np.eye(3).ravel()]).astype(np.float32)
+    scene.render(pose[None], np.zeros(1, np.int32))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="worldserve evaluate",
@@ -282,6 +288,10 @@ def main() -> None:
     if not plan.measures_anything:
         parser.error("expected some scripts, points, turns or long scripts, got none of each")
     signal.signal(signal.SIGTERM, _leave)
+    try:
+        _compile_renderer()
+    except FileNotFoundError as error:
+        sys.exit(f"{parser.prog}: the true pictures need a C++ compiler, and {error.filename} was not found")
     arguments.out.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         url = arguments.url

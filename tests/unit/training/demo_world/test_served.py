@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -144,15 +144,11 @@ async def test_sessions_that_leave_no_sheet_are_measured_as_well(played: list[se
     ],
 )
 def test_counts_that_measure_nothing_are_refused(
-    options: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    options: str, says: str, evaluate: Callable[..., object], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    out = tmp_path / "out"
-    monkeypatch.setattr(sys, "argv", ["evaluate", "demo", "--out", str(out), *options.split()])
-    with pytest.raises(SystemExit) as left:
-        evaluation.main()
-    assert left.value.code == 2
+    assert evaluate(*options.split()) == 2
     assert says in capsys.readouterr().err
-    assert not out.exists()
+    assert not (tmp_path / "out").exists()
 
 
 async def test_long_scripts_have_a_row_of_their_own_whatever_their_length(
@@ -172,30 +168,59 @@ def test_a_quick_evaluation_may_have_a_long_script() -> None:
     assert evaluation.QUICK.long_chunks == evaluation.FULL.long_chunks
 
 
-def test_a_signal_to_end_takes_the_server_along(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    ended: list[str] = []
+@pytest.fixture
+def servers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What became of the server that an evaluation starts; there is none."""
+    happened: list[str] = []
 
     @contextmanager
     def process(log: Path) -> Iterator[SimpleNamespace]:
+        happened.append("started")
         try:
             yield SimpleNamespace(world_url="ws://nowhere")
         finally:
-            ended.append("server")
+            happened.append("ended")
 
+    monkeypatch.setattr(demo_process, "demo_process", process)
+    return happened
+
+
+@pytest.fixture
+def evaluate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., object]]:
+    """Run the program as far as it goes; returns its exit code, or the text that it leaves with."""
+
+    def run(*options: str) -> object:
+        monkeypatch.setattr(sys, "argv", ["evaluate", "demo", "--out", str(tmp_path / "out"), *options])
+        with pytest.raises(SystemExit) as left:
+            evaluation.main()
+        return left.value.code
+
+    before = signal.signal(signal.SIGTERM, lambda number, frame: None)
+    yield run
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.usefixtures("blank")
+def test_a_signal_to_end_takes_the_server_along(
+    evaluate: Callable[..., object], servers: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def run(self: evaluation.Evaluation) -> None:
         signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr(demo_process, "demo_process", process)
     monkeypatch.setattr(evaluation.Evaluation, "run", run)
-    monkeypatch.setattr(sys, "argv", ["evaluate", "demo", "--out", str(tmp_path)])
-    before = signal.signal(signal.SIGTERM, lambda number, frame: None)
-    try:
-        with pytest.raises(SystemExit) as left:
-            evaluation.main()
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    assert left.value.code == 128 + signal.SIGTERM
-    assert ended == ["server"]
+    assert evaluate() == 128 + signal.SIGTERM
+    assert servers == ["started", "ended"]
+
+
+def test_a_compiler_that_is_missing_is_named_before_a_server_starts(
+    evaluate: Callable[..., object], servers: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def render(poses: np.ndarray, styles: np.ndarray) -> torch.Tensor:
+        raise FileNotFoundError(2, "No such file or directory", "g++")
+
+    monkeypatch.setattr(scene, "render", render)
+    assert str(evaluate()).endswith("the true pictures need a C++ compiler, and g++ was not found")
+    assert servers == []
 
 
 def test_the_table_shows_what_was_measured_beside_bar_and_aim() -> None:
