@@ -341,6 +341,9 @@ class Runtime:
         except LoadFailed:
             raise
         except (WorldModelError, KVCacheError, DeviceLost) as error:
+            if isinstance(error.__cause__, LoadFailed):
+                # It names the option that is in the way.
+                raise error.__cause__ from error
             raise LoadFailed(f"warm-up: {error}{_reason(error)}", code="warm_up_failed") from error
 
     def _run_warm_up(self, progress: ProgressFn) -> None:

@@ -379,6 +379,16 @@ def test_an_adapter_is_told_once_that_the_warm_up_is_over(monkeypatch: pytest.Mo
     assert seen.index("over") == len(seen) - 1
 
 
+def test_an_option_in_the_way_of_the_warm_up_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise LoadFailed("graphs: a step can't be captured", field="graphs")
+
+    monkeypatch.setattr(FakeAdapter, "generate", refuse)
+    with pytest.raises(LoadFailed, match=r"^graphs: a step can't be captured$") as failed:
+        load_fake()
+    assert failed.value.field == "graphs"
+
+
 def test_pages_left_by_the_warm_up_stop_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(KVCache, "close", lambda *_: None)
     with pytest.raises(LoadFailed, match=r"warm-up left \d+ of \d+ pages and 1 sessions behind"):

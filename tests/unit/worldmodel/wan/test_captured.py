@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -17,6 +18,8 @@ from worldmodel.kernels.names import AttentionChoice, GraphChoice
 from worldmodel.wan.captured import (
     CapturedForwards,
     ForwardCall,
+    OutT,
+    Recording,
     check_graphs,
     create_graphs,
     may_be_captured,
@@ -118,6 +121,15 @@ def test_a_graph_that_gains_nothing_lives_as_long_as_one_that_does(asked: Asked)
     assert graphs.num_bytes == BYTES_OF_A_TAPE
     graphs.seal()
     assert (none.num_alive, graphs.num_bytes) == (0, 0)
+
+
+def test_a_kernel_that_does_not_compile_as_it_is_captured_names_the_way_out(asked: Asked) -> None:
+    class Failing(TapeRecorder):
+        def record(self, call: Callable[[], OutT]) -> Recording[OutT]:
+            raise ValueError("no such instruction")
+
+    with pytest.raises(LoadFailed, match=r"product can't be captured, 'off' runs it without \(no such instruction\)"):
+        forwards(GraphChoice.ON, Failing())(asked.call(3.0, torch.tensor([2.0])))
 
 
 def test_a_forward_that_can_not_be_captured_names_the_way_out(asked: Asked) -> None:
