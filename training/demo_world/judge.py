@@ -98,7 +98,7 @@ class Judge:
                 for chunk in DRIFT_CHUNKS
                 if chunk <= chunks
             },
-            sheet=sheet([(truth[index], generated[index]) for index in (0, 1, sessions // 2, sessions - 1)]),
+            sheet=sheet([(truth[index], generated[index]) for index in on_sheet(sessions)]),
         )
 
     @torch.no_grad()
@@ -164,6 +164,11 @@ def _psnr_by_chunk(frames: Tensor, truth: Tensor, chunks: int) -> list[float]:
     starts = [0, *ends[:-1]]
     means = [squared[:, start:end].mean(1).clamp(min=1e-3) for start, end in zip(starts, ends, strict=True)]
     return [(10 * torch.log10(255**2 / mean)).mean().item() for mean in means]
+
+
+def on_sheet(sessions: int) -> list[int]:
+    """Return which sessions a contact sheet shows, each once: two of the first and two of the second half, if so many."""
+    return sorted({0, min(1, sessions - 1), sessions // 2, sessions - 1})
 
 
 def sheet(pairs: list[tuple[Tensor, Tensor]], columns: int = 12) -> Image.Image:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from training.demo_world.judge import Evaluation
+from training.demo_world.judge import Evaluation, on_sheet
 
 
 def test_a_report_names_the_chunks_it_has_and_the_middle_of_the_drift() -> None:
@@ -24,3 +24,7 @@ def test_a_report_names_the_chunks_it_has_and_the_middle_of_the_drift() -> None:
     assert report["psnr_db"] == [1.0, 2.0, 3.0, 6.0, 10.0, 12.0]
     assert report["ceiling_db"] == [28.13] * 6
     assert report["drift_m_deg_at_3"] == pytest.approx([0.2, 0.4, 2.0, 3.0])
+
+
+def test_a_contact_sheet_shows_no_session_twice() -> None:
+    assert [on_sheet(sessions) for sessions in (1, 2, 3, 24)] == [[0], [0, 1], [0, 1, 2], [0, 1, 12, 23]]
