@@ -167,7 +167,7 @@ def _psnr_by_chunk(frames: Tensor, truth: Tensor, chunks: int) -> list[float]:
 
 
 def on_sheet(sessions: int) -> list[int]:
-    """Return which sessions a contact sheet shows, each once: two of the first and two of the second half, if so many."""
+    """Return which sessions a contact sheet shows, each once: two of the first half and two of the second."""
     return sorted({0, min(1, sessions - 1), sessions // 2, sessions - 1})
 
 
