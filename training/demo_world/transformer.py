@@ -181,7 +181,7 @@ class Run:
         walks = self._build(rng, -(-arguments.walks // portion) * portion)
         self._wait()
         now = time.monotonic()
-        self.say(f"{len(walks)} walks a process, {len(walks) / (now - prepared):.0f} a second")
+        self.say(f"{len(walks)} walks a process, {len(walks) / (now - prepared):.1f} a second")
         self.ring = WalkRing(
             walks,
             lambda num_walks: self._build(rng, num_walks),
