@@ -26,10 +26,11 @@ import torch.nn.functional as F
 from diffusers import AutoencoderKLWan
 from diffusers.models.autoencoders.autoencoder_kl_wan import WanCausalConv3d, WanRMS_norm, WanUpsample
 from PIL import Image
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from training.demo_world import scene, trajectories
+from training.demo_world.files import located, replacing, write_tensors
 
 CONFIG = {
     "base_dim": 16,
@@ -200,6 +201,13 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(
             self.parameters, lr=self.learning_rate, betas=(0.9, 0.98), weight_decay=1e-4, capturable=on_cuda
         )
+        # As AdamW makes it at its first step, so that it can be saved and restored before.
+        for parameter in self.parameters:
+            self.optimizer.state[parameter] = {
+                "step": torch.zeros((), device=device),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
         self.average = [parameter.detach().clone() for parameter in self.parameters]
         self.num_steps = 0
         self._graphs = [self._capture(pool) for pool in pools] if on_cuda else None
@@ -242,18 +250,29 @@ class Trainer:
         return squared
 
     def save(self, folder: Path) -> None:
-        """Write weights and the optimiser's state, in files small enough for a repository or a slow link."""
-        for part, tensors in self._state().items():
-            content = {n: t.detach().float().cpu().contiguous() for n, t in zip(self.names, tensors, strict=True)}
-            save_file(content, folder / f"{part}.safetensors")
+        """Write weights and the optimiser's state as one, in files small enough for a repository or a slow link."""
+        with replacing(folder) as unfinished:
+            for part, tensors in self._state().items():
+                content = {n: t.detach().float().cpu().contiguous() for n, t in zip(self.names, tensors, strict=True)}
+                write_tensors(content, unfinished / f"{part}.safetensors")
 
     def restore(self, folder: Path) -> None:
-        """Load what `save` wrote, in place, so that captured graphs stay valid."""
+        """Load what `save` wrote, in place, so that captured graphs stay valid; of a whole run the decoder may do.
+
+        Raises FileNotFoundError naming a file that is missing, and ValueError naming a file that lacks tensors or has
+        others; nothing is changed then.
+        """
+        pairs: list[tuple[Tensor, Tensor]] = []
+        for part, tensors in self._state().items():
+            path = located(folder, f"{part}.safetensors")
+            content, wanted = load_file(path), dict(zip(self.names, tensors, strict=True))
+            wrong = [n for n, tensor in wanted.items() if n not in content or content[n].shape != tensor.shape]
+            if wrong:
+                raise ValueError(f"{path}: {len(wrong)} tensors missing or of other shapes, first {wrong[0]}")
+            pairs += [(tensor, content[name]) for name, tensor in wanted.items()]
         with torch.no_grad():
-            for part, tensors in self._state().items():
-                content = load_file(folder / f"{part}.safetensors")
-                for name, tensor in zip(self.names, tensors, strict=True):
-                    tensor.copy_(content[name])
+            for tensor, saved in pairs:
+                tensor.copy_(saved)
 
     def _state(self) -> dict[str, list[Tensor]]:
         state = self.optimizer.state
@@ -261,6 +280,7 @@ class Trainer:
             "weights": self.parameters,
             "first_moment": [state[parameter]["exp_avg"] for parameter in self.parameters],
             "second_moment": [state[parameter]["exp_avg_sq"] for parameter in self.parameters],
+            "step": [state[parameter]["step"] for parameter in self.parameters],
             "average": self.average,
         }
 
