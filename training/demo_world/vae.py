@@ -31,6 +31,7 @@ from torch import Tensor
 
 from training.demo_world import scene, trajectories
 from training.demo_world.files import located, replacing, write_tensors
+from training.demo_world.options import count, folder_with, number
 
 CONFIG = {
     "base_dim": 16,
@@ -250,10 +251,16 @@ class Trainer:
         return squared
 
     def save(self, folder: Path) -> None:
-        """Write weights and the optimiser's state as one, in files small enough for a repository or a slow link."""
+        """Write weights and the optimiser's state as one, in files small enough for a repository or a slow link.
+
+        Raises FloatingPointError if one of them is not finite; what was there stays.
+        """
         with replacing(folder) as unfinished:
             for part, tensors in self._state().items():
                 content = {n: t.detach().float().cpu().contiguous() for n, t in zip(self.names, tensors, strict=True)}
+                lost = [name for name, tensor in content.items() if not tensor.isfinite().all()]
+                if lost:
+                    raise FloatingPointError(f"{part} of {len(lost)} tensors not finite, first {lost[0]}")
                 write_tensors(content, unfinished / f"{part}.safetensors")
 
     def restore(self, folder: Path) -> None:
@@ -338,12 +345,21 @@ def export(
         for name, average in zip(trainer.names, trainer.average, strict=True):
             parameters[name].copy_(average.bfloat16())
     report, sheet = evaluate(vae, held_out, num_clips)
-    sheet.save(folder / "vae.png")
     report |= latents or {}
     final = AutoencoderKLWan(**CONFIG, latents_mean=report["latents_mean"], latents_std=report["latents_std"])
-    final.load_state_dict(vae.state_dict())
-    final.to(torch.bfloat16).save_pretrained(folder / "vae")
+    weights = {name: tensor.bfloat16().cpu().contiguous() for name, tensor in vae.state_dict().items()}
+    with replacing(folder) as unfinished:
+        sheet.save(unfinished / "vae.png")
+        final.save_config(unfinished / "vae")
+        write_tensors(weights, unfinished / "vae" / "diffusion_pytorch_model.safetensors")
     return report
+
+
+def read_vae(folder: Path) -> AutoencoderKLWan:
+    """Read a diffusers folder in float32. Raises FileNotFoundError if it is none; nothing is looked for elsewhere."""
+    if not (folder / "config.json").is_file():
+        raise FileNotFoundError(f"{folder}: expected the folder of a VAE, has no config.json")
+    return AutoencoderKLWan.from_pretrained(folder, torch_dtype=torch.float32, local_files_only=True)
 
 
 def strip(vae: AutoencoderKLWan) -> AutoencoderKLWan:
@@ -361,15 +377,49 @@ def learning_rate_at(peak: float, step: int, progress: float) -> float:
     return peak * min(1.0, (step + 1) / WARM_UP_STEPS) * (0.5 + 0.5 * math.cos(math.pi * progress)) + 5e-6
 
 
+def _run_folder(text: str) -> Path:
+    """An option's type: the folder of a run that has saved its state."""
+    if not located(Path(text), "weights.safetensors").is_file():
+        raise argparse.ArgumentTypeError(f"expected the --out of an earlier run; {text} has no weights.safetensors")
+    return Path(text)
+
+
+def _expect_finite(squared: Tensor, num_steps: int) -> None:
+    """Raise FloatingPointError if the squared error is none any more; waits for the device."""
+    if not math.isfinite(squared.item()):
+        raise FloatingPointError(f"squared error {squared.item()} after {num_steps} steps")
+
+
+def _train(trainer: Trainer, arguments: argparse.Namespace) -> None:
+    """Take steps until the time is over, saving meanwhile and at the end."""
+    started = saved = time.monotonic()
+    while (progress := (time.monotonic() - started) / arguments.seconds) < 1:
+        squared = trainer.step(learning_rate_at(arguments.peak, trainer.num_steps, progress))
+        if trainer.num_steps % 8 == 0:
+            # Also the bound on what waits for the device.
+            _expect_finite(squared, trainer.num_steps)
+        if trainer.num_steps % 1000 == 1:
+            rate = trainer.num_steps / (time.monotonic() - started)
+            psnr = 10 * math.log10(4 / squared.item())
+            print(f"step {trainer.num_steps}  psnr {psnr:.2f} dB  {rate:.1f} steps/s", flush=True)
+        if arguments.smoke and trainer.num_steps == 2:
+            break
+        if time.monotonic() - saved >= arguments.save_s:
+            trainer.save(arguments.out)
+            saved = time.monotonic()
+    trainer.save(arguments.out)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train the demo world's VAE for a bounded time.")
     parser.add_argument("--out", type=Path, required=True, help="folder for weights, report and contact sheet")
-    parser.add_argument("--seconds", type=float, required=True, help="training time, set-up not counted")
-    parser.add_argument("--start", type=Path, help="diffusers VAE folder to start from")
-    parser.add_argument("--resume", type=Path, help="--out of an earlier run to go on from")
+    parser.add_argument("--seconds", type=number(above=0), required=True, help="training time, set-up not counted")
+    parser.add_argument("--start", type=folder_with("config.json"), help="diffusers VAE folder to start from")
+    parser.add_argument("--resume", type=_run_folder, help="--out of an earlier run to go on from")
     parser.add_argument("--decoder-only", action="store_true", help="leave encoder and latents as --start has them")
-    parser.add_argument("--peak", type=float, default=1.2e-3, help="learning rate")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--peak", type=number(above=0), default=1.2e-3, help="learning rate")
+    parser.add_argument("--save-s", type=number(least=0), default=60.0, help="seconds between two saves to resume from")
+    parser.add_argument("--seed", type=count(least=0), default=1)
     scene.add_changes(parser)
     parser.add_argument("--smoke", action="store_true", help="tiny clips and two steps, to try the program on a CPU")
     arguments = parser.parse_args()
@@ -385,7 +435,7 @@ def main() -> None:
 
     vae, latents = AutoencoderKLWan(**CONFIG), None
     if arguments.start is not None:
-        first = AutoencoderKLWan.from_pretrained(arguments.start, torch_dtype=torch.float32)
+        first = read_vae(arguments.start)
         vae.load_state_dict(first.state_dict())
         if arguments.decoder_only:
             latents = {name: list(first.config[name]) for name in ("latents_mean", "latents_std")}
@@ -404,18 +454,10 @@ def main() -> None:
         trainer.restore(arguments.resume)
     print(f"{sum(p.numel() for p in vae.parameters()) / 1e6:.2f} M parameters on {device}", flush=True)
 
-    started = time.monotonic()
-    while (progress := (time.monotonic() - started) / arguments.seconds) < 1:
-        squared = trainer.step(learning_rate_at(arguments.peak, trainer.num_steps, progress))
-        if trainer.num_steps % 8 == 0 and device.type == "cuda":
-            torch.cuda.synchronize()
-        if trainer.num_steps % 1000 == 1:
-            rate = trainer.num_steps / (time.monotonic() - started)
-            psnr = 10 * math.log10(4 / squared.item())
-            print(f"step {trainer.num_steps}  psnr {psnr:.2f} dB  {rate:.1f} steps/s", flush=True)
-        if arguments.smoke and trainer.num_steps == 2:
-            break
-    trainer.save(arguments.out)
+    try:
+        _train(trainer, arguments)
+    except FloatingPointError as error:
+        raise SystemExit(f"expected finite numbers: {error}; {arguments.out} keeps what was saved before") from error
     report = export(trainer, arguments.out, held_out, 2 if arguments.smoke else 64, latents)
     report |= {"steps": trainer.num_steps, "seconds": arguments.seconds, "seed": arguments.seed}
     (arguments.out / "report.json").write_text(json.dumps(report, indent=2) + "\n")
