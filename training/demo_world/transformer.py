@@ -17,7 +17,6 @@ import json
 import math
 import os
 import time
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -26,6 +25,7 @@ from diffusers import AutoencoderKLWan
 from torch import Tensor
 
 from training.demo_world import scene
+from training.demo_world.arguments import ROLL_OUT_EVERY, portion_of, read_arguments
 from training.demo_world.batches import CHUNKS, Batch, Batches, RolledOut
 from training.demo_world.clips import ClipInputs, Clips
 from training.demo_world.closed_loop import continuous_walks, roll_out_walks
@@ -47,8 +47,6 @@ from training.demo_world.vae import trainable
 WARM_UP_STEPS = 100
 AGREE_EVERY = 20
 """Steps between two looks at the clock, which make the host wait for the device."""
-ROLL_OUT_EVERY = 120
-"""Steps between histories of the model's own making, whose time is that of launching them, however many."""
 POSE_WEIGHT = 0.1
 HELD_OUT_WALKS, HELD_OUT_SEED = 2 * PORTION, 996
 
@@ -172,7 +170,7 @@ class Run:
         self.fixed_condition = self.space.fixed_condition(scene.HEIGHT, scene.WIDTH, device)
         began = time.monotonic()
         rng = np.random.default_rng([arguments.seed, rank])
-        self._portion = portion = min(PORTION, arguments.walks // 4)
+        self._portion = portion = portion_of(arguments.walks)
         num_held_out = 2 if arguments.smoke else HELD_OUT_WALKS
         self.held_out = self._build(np.random.default_rng(HELD_OUT_SEED), num_held_out)
         self._wait()
@@ -190,7 +188,7 @@ class Run:
             seen=arguments.seen,
         )
         self._looked_s = 0.0
-        self._roll_out_every = 2 if arguments.smoke else ROLL_OUT_EVERY
+        self._agree_every, self._roll_out_every = (2, 2) if arguments.smoke else (AGREE_EVERY, ROLL_OUT_EVERY)
         self.batches = Batches(
             walks,
             self.fixed_condition,
@@ -214,9 +212,11 @@ class Run:
         """Take steps until the time is over; all processes take equally many."""
         arguments, rolled_out = self.arguments, None
         clock, began, step = self.clock, time.monotonic(), 0
+        watched = torch.zeros(())
         next_look_s = 0.0
         while True:
-            if step and step % AGREE_EVERY == 0:
+            if step and step % self._agree_every == 0:
+                self._expect_finite(step, watched)
                 clock.read()
                 if clock.progress >= 1:
                     return
@@ -246,19 +246,35 @@ class Run:
                 numbers = "  ".join(f"{value:.4f}" for value in watched.tolist())
                 self.say(f"step {step}  flow, at noise, poses: {numbers}  {steps_per_s:.2f} steps/s")
             if arguments.smoke and step == 5:
+                self._expect_finite(step, watched)
                 return
+
+    def _expect_finite(self, step: int, watched: Tensor) -> None:
+        """Raise FloatingPointError once a weight is no number any more, in all processes, which have the same.
+
+        A weight that was lost at any step is lost in the average for good, and so is the next loss.
+        """
+        if not self.optimizer.average.isfinite().all().item():
+            numbers = "  ".join(f"{value:.4f}" for value in watched.tolist())
+            raise FloatingPointError(
+                f"expected finite weights after {step} steps; flow, at noise, poses: {numbers}; "
+                f"{self.arguments.out} keeps what was saved before"
+            )
 
     def _look(self, step: int, seconds: float) -> None:
         """Say how closed loops are doing on walks that are learnt from and on others, and save what there is.
 
         Where the former do better, walks are learnt by heart.
         """
-        arguments, chunks = self.arguments, min(18, max(12, self.arguments.horizon))
+        arguments, chunks = self.arguments, max(12, self.arguments.horizon)
         learnt_from = continuous_walks(self.ring.walks)[:HELD_OUT_WALKS]
         for name, walks, chosen in (
             ("learnt from", self.ring.walks, learnt_from),
             ("held out", self.held_out, continuous_walks(self.held_out)),
         ):
+            if not len(chosen):
+                self.say(f"after {seconds:.0f} s, {step} steps, {name}: no walk without a gap")
+                continue
             errors = self._roll_out(walks, chosen, chunks).errors_RN[:, :chunks]
             by_chunk = " ".join(f"{error:.3f}" for error in errors.mean(0).tolist())
             used = (errors < arguments.max_error).float().mean().item()
@@ -270,9 +286,11 @@ class Run:
         if self.is_first and step:
             self.save()
 
-    def _histories(self) -> RolledOut:
-        """Make histories of walks that stay until the next time."""
+    def _histories(self) -> RolledOut | None:
+        """Make histories of walks that stay until the next time; without any that has no gap, none."""
         chosen = continuous_walks(self.ring.walks, self.ring.lasting(self._roll_out_every))
+        if not len(chosen):
+            return None
         chosen = chosen[torch.randint(0, len(chosen), (self.arguments.sessions,), device=self.device)]
         return self._roll_out(self.ring.walks, chosen, self.arguments.horizon)
 
@@ -306,48 +324,8 @@ class Run:
         print(json.dumps(report), flush=True)
 
 
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Train the demo world's transformer for a bounded time.")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--vae", type=Path, required=True, help="diffusers folder of the trained VAE")
-    duration = parser.add_mutually_exclusive_group(required=True)
-    duration.add_argument("--seconds", type=float, help="training time; data and evaluation not counted")
-    duration.add_argument("--until", type=float, help="when training ends, seconds since 1970; evaluation not counted")
-    parser.add_argument("--resume", type=Path, help="--out of an earlier run, or a checkpoint; it may lack last layers")
-    parser.add_argument("--peak", type=float, default=2e-3, help="learning rate")
-    parser.add_argument("--decay", type=float, default=0.0, help="last share of the run in which the rate falls")
-    parser.add_argument("--floor", type=float, default=0.02, help="last learning rate over the peak")
-    parser.add_argument("--ema", type=float, default=0.998, help="decay of the weights' average, a step")
-    parser.add_argument("--walks", type=int, default=1024, help="walks a process holds at once, in whole portions")
-    parser.add_argument(
-        "--seen", type=float, default=8.0, help="clips that a walk is in before a new one takes its place"
-    )
-    scene.add_changes(parser)
-    parser.add_argument(
-        "--served-scale-share", type=float, default=0.6, help="clips whose steps are scaled as a server scales them"
-    )
-    parser.add_argument("--astray-share", type=float, default=0.6, help="other clips whose history is a little astray")
-    parser.add_argument("--clips", type=int, default=24, help="clips a step and process")
-    parser.add_argument("--copies", type=int, default=2, help="noisy copies of each clip")
-    parser.add_argument("--own-from", type=float, default=2.0, help="progress, 0 to 1, from which histories are own")
-    parser.add_argument("--own-share", type=float, default=0.5, help="clips with a history of the model's own making")
-    parser.add_argument("--sessions", type=int, default=192, help="rollouts at once, a process")
-    parser.add_argument("--horizon", type=int, default=12, help="chunks of a rollout, 8 to 18")
-    parser.add_argument("--max-error", type=float, default=0.15, help="latent error up to which a history is used")
-    parser.add_argument("--look-s", type=float, default=60.0, help="seconds between two looks at closed loops")
-    parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--no-compile", dest="compile", action="store_false", help="layers as they are written")
-    parser.add_argument("--no-graphs", dest="graphs", action="store_false", help="launch every operation by itself")
-    parser.add_argument("--smoke", action="store_true", help="five steps on a few walks, to try the program on a CPU")
-    arguments = parser.parse_args()
-    if arguments.smoke:
-        arguments.walks, arguments.clips, arguments.sessions, arguments.horizon = 4, 2, 2, 8
-        arguments.own_from = min(arguments.own_from, 0.0)
-    return arguments
-
-
 def main() -> None:
-    arguments = _arguments()
+    arguments = read_arguments()
     arguments.out.mkdir(parents=True, exist_ok=True)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     torch.backends.cudnn.benchmark = True
