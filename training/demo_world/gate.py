@@ -18,10 +18,14 @@ from PIL import Image
 from training.demo_world import scene, served, ship, trajectories
 
 START = "day"
-STILL_CHUNKS, NUM_CHUNKS = 2, 5
-SCRIPT: tuple[tuple[str, ...], ...] = ((), *[("w",)] * 3, *[("l",)] * 3, *[("w", "l")] * 2)
-"""Keys of the latent frames after those of the still chunks."""
-PICTURES = (8, 20, 26, 32, 38, 44, 50, 56)
+STILL_CHUNKS, NUM_CHUNKS = 2, 7
+SCRIPT: tuple[tuple[str, ...], ...] = (
+    *((), *[("w",)] * 3, *[("l",)] * 3, *[("w", "l")] * 2),
+    *(("s", "i"), ("j", "k"), ("i",), ("s", "i"), ("a", "i"), ("d",)),
+)
+"""Keys of the latent frames after those of the still chunks: all eight. The window first drops a
+chunk for the last one."""
+PICTURES = (8, 20, 26, 32, 38, 44, 50, 56, 62, 68, 74, 80)
 """Media frames whose true pictures the file holds, from left to right."""
 
 
