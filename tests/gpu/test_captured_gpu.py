@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -19,7 +18,7 @@ from kvcache.attention_indexed import Flash3Indexed, GatheredAttention, IndexedA
 from kvcache.indexed import TILE_ROWS
 from tests.support.dreamzero_made import random_pictures, write_tiny
 from tests.support.dreamzero_sessions import Answer, call, close_robot, open_robot, reset_robot, runtime_of
-from tests.support.graph_tape import NotCaptured
+from tests.support.graph_tape import NotCaptured, no_capture
 from worldmodel.dreamzero.adapter import DreamZeroAdapter, create_adapter
 from worldmodel.dreamzero.captured_forward import CapturedForward
 from worldmodel.dreamzero.config import parse_options
@@ -86,10 +85,6 @@ def play(worker: tuple[Runtime, DreamZeroAdapter]) -> list[Answer]:
     for name in counts:
         close_robot(runtime, name)
     return answers
-
-
-def no_capture(*_: object, **__: object) -> NoReturn:
-    raise AssertionError("a graph is captured in the middle of a session")
 
 
 @dataclass(frozen=True, kw_only=True)

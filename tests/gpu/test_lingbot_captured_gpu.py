@@ -9,7 +9,6 @@ import gc
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +18,7 @@ import torch
 from kvcache.attention_indexed import indexed_attention
 from kvcache.pool import ExtentPool
 from tests.support.fake_model import close_session, image, keys, open_session, reset_session, tick
-from tests.support.graph_tape import NotCaptured
+from tests.support.graph_tape import NotCaptured, no_capture
 from worldmodel.checkpoint.writer import write_checkpoint
 from worldmodel.kernels.names import GraphChoice
 from worldmodel.lingbot.adapter import LingBotAdapter, create_adapter
@@ -150,10 +149,6 @@ def play(worker: Worker) -> dict[str, Chunks]:
     for name in chunks:
         worker.runtime.close(close_session(name))
     return chunks
-
-
-def no_capture(*_: object, **__: object) -> NoReturn:
-    raise AssertionError("a graph is captured in the middle of a session")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -116,3 +116,8 @@ class NotCaptured:
     def time_ms(self, call: Callable[[], object]) -> float:
         call()
         return 1.0
+
+
+def no_capture(*_: object, **__: object) -> NoReturn:
+    """Stand in for `torch.cuda.graph` once nothing may be captured any more."""
+    raise AssertionError("a graph is captured in the middle of a session")
