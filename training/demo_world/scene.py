@@ -9,16 +9,14 @@ from __future__ import annotations
 import argparse
 import ctypes
 import functools
-import hashlib
-import os
-import subprocess
-import tempfile
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
+
+from training.demo_world import compiled
 
 HEIGHT, WIDTH = 96, 160
 FOCAL_X, FOCAL_Y = 500.0 * WIDTH / 832, 500.0 * HEIGHT / 480
@@ -233,19 +231,8 @@ _LINK = ("g++", "-fopenmp", "-shared")
 @functools.cache
 def _cpu_library() -> ctypes.CDLL:
     """Compile `scene_cpu.cpp`, once per content of the sources and way to compile them."""
-    folder = Path(__file__).parent
-    sources = [folder / "scene.h", folder / "scene_cpu.cpp"]
-    content = " ".join(_COMPILE + _LINK).encode() + b"".join(source.read_bytes() for source in sources)
-    digest = hashlib.sha256(content).hexdigest()[:16]
-    library = Path(tempfile.gettempdir()) / f"demo_world_scene_{digest}.so"
-    if not library.exists():
-        unfinished = library.with_suffix(f".{os.getpid()}.so")
-        compiled = unfinished.with_suffix(".o")
-        subprocess.run([*_COMPILE, str(sources[1]), "-o", str(compiled)], check=True)
-        subprocess.run([*_LINK, str(compiled), "-o", str(unfinished)], check=True)
-        compiled.unlink()
-        unfinished.rename(library)
-    return ctypes.CDLL(str(library))
+    sources = [Path(__file__).parent / name for name in ("scene.h", "scene_cpu.cpp")]
+    return compiled.library("scene", sources, _COMPILE, _LINK, compiled.private_folder())
 
 
 _CUDA_KERNEL = """
