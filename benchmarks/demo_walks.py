@@ -44,7 +44,7 @@ def render_walks(num_walks: int, num_chunks: int) -> list[Walk]:
         start = trajectories.sample_starts(rng, 1)[0] * trajectories.METRES_PER_UNIT
         script = served.Script(
             start=(float(start[0]), float(start[1])),
-            heading=float(rng.random() * 2 * np.pi),
+            heading=float(trajectories.sample_headings(rng, 1)[0]),
             style=int(rng.integers(len(scene.STYLES))),
             keys_TK=keys_TK,
             num_chunks=num_chunks,

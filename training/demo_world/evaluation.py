@@ -12,7 +12,6 @@ import argparse
 import asyncio
 import io
 import json
-import math
 import signal
 import sys
 import tempfile
@@ -211,7 +210,7 @@ class Evaluation:
             changes = {c: int(rng.integers(num_styles)) for c in range(2, num_chunks - 2) if rng.random() < 0.08}
         return Script(
             start=(float(start[0]), float(start[1])),
-            heading=float(rng.random() * 2 * math.pi),
+            heading=float(trajectories.sample_headings(rng, 1)[0]),
             style=int(rng.integers(num_styles)),
             keys_TK=trajectories.sample_keys(rng, 1, served.FRAMES_PER_CHUNK * num_chunks)[0],
             num_chunks=num_chunks,

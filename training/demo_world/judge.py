@@ -189,7 +189,7 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="a few chunks, to try the program on a CPU")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    scene.change(banners=arguments.banners, cutaway_m=arguments.cutaway)
+    scene.change(poplars=arguments.poplars, cutaway_m=arguments.cutaway)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     vae = AutoencoderKLWan.from_pretrained(arguments.checkpoint / "vae", torch_dtype=torch.float32).to(device)
     space, model = LatentSpace(trainable(vae)), DemoModel().to(device)

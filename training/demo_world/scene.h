@@ -8,8 +8,8 @@
 
 #define PERIOD 12.0f
 #define GROUND_Y 1.5f
-#define FOG_START 4.5f
-#define FOG_END 13.0f
+#define FOG_START 1.5f
+#define FOG_END 12.0f
 #define NEAR_CLIP 0.25f
 #define NO_HIT 1e9f
 #define PI_F 3.14159265f
@@ -21,12 +21,12 @@ enum { SHAPE_BOX, SHAPE_SPHERE, SHAPE_CYLINDER, SHAPE_CONE };
 enum { PATTERN_PLAIN, PATTERN_WINDOWS, PATTERN_BANDS };
 
 // Columns of a palette row: twelve colours, then scalars.
-#define PALETTE_COLUMNS 43
+#define PALETTE_COLUMNS 44
 enum {
   P_ZENITH = 0, P_HORIZON = 3, P_NORTH = 6, P_EAST = 9, P_SOUTH = 12, P_WEST = 15,
   P_GROUND = 18, P_PATH = 21, P_SUN = 24, P_TINT = 27, P_WATER = 30, P_CLOUD = 33,
-  P_AMBIENT = 36, P_DIFFUSE = 37, P_SNOW = 38, P_LIT = 39, P_GROUND_HUES = 40, P_BANNERS = 41,
-  P_CUTAWAY = 42
+  P_AMBIENT = 36, P_DIFFUSE = 37, P_SNOW = 38, P_LIT = 39, P_GROUND_HUES = 40, P_VEIL = 41,
+  P_POPLARS = 42, P_CUTAWAY = 43
 };
 
 typedef struct { float x, y, z; } Vec;
@@ -236,19 +236,23 @@ FN float skyline(float heading) {
   return fmaxf(h, fmaxf(fmaxf(north, west), fmaxf(south, fmaxf(east_a, east_b))));
 }
 
-// A ring of far banners, one at every second step of a turning key, their colours in turn red, green and blue: seen from
-// a whole step, they stand in one of two rows of columns, and any other heading shows.
-#define NUM_BANNERS 30
-FN Vec with_banners(Vec colour, float heading, float elevation, const float* p) {
-  float place = heading * (NUM_BANNERS / (2.0f * PI_F)), nearest = floorf(place + 0.5f);
-  float inside = smooth01(0.5f + (0.21f - fabsf(place - nearest)) / 0.08f) * smooth01((0.21f - elevation) / 0.02f);
+// A far ring of poplars, one at every second step of a turning key, in turn dark green, light green and blue-green: seen
+// from a whole step, they stand in one of two rows of columns, and any other heading shows.
+#define NUM_POPLARS 30
+FN Vec with_poplars(Vec colour, Vec r, const float* p) {
+  float heading = atan2f(r.x, r.z), elevation = asinf(fmaxf(-1.0f, fminf(1.0f, -r.y)));
+  float place = heading * (NUM_POPLARS / (2.0f * PI_F)), nearest = floorf(place + 0.5f);
   int kind = ((int)nearest % 3 + 3) % 3;
-  Vec cloth = kind == 0 ? vec(0.94f, 0.28f, 0.24f) : (kind == 1 ? vec(0.08f, 0.52f, 0.34f) : vec(0.16f, 0.36f, 0.86f));
-  cloth = scaled(times(cloth, at(p, P_TINT)), p[P_AMBIENT] + 0.5f * p[P_DIFFUSE]);
-  return mix(colour, cloth, p[P_BANNERS] * inside);
+  float top = kind == 0 ? 0.25f : (kind == 1 ? 0.19f : 0.22f), height = clamp01(elevation / top);
+  // Widest at a third of the height.
+  float wide = 0.23f * sqrtf(fmaxf(0.0f, height < 0.33f ? 1.0f - 2.2f * (0.33f - height) : 1.0f - (height - 0.33f) / 0.67f));
+  float inside = smooth01(0.5f + (wide - fabsf(place - nearest)) / 0.08f) * smooth01((top - elevation) / 0.02f) * smooth01(0.5f + elevation / 0.02f);
+  Vec leaves = kind == 0 ? vec(0.16f, 0.40f, 0.24f) : (kind == 1 ? vec(0.50f, 0.62f, 0.26f) : vec(0.20f, 0.46f, 0.50f));
+  leaves = scaled(times(leaves, at(p, P_TINT)), p[P_AMBIENT] + 0.5f * p[P_DIFFUSE]);
+  return mix(colour, leaves, p[P_POPLARS] * inside);
 }
 
-FN Vec sky(Vec r, const float* p) {
+FN Vec bare_sky(Vec r, const float* p) {
   float heading = atan2f(r.x, r.z), elevation = asinf(fmaxf(-1.0f, fminf(1.0f, -r.y)));
   Vec horizon = horizon_colour(heading, p);
   Vec colour = mix(horizon, at(p, P_ZENITH), sqrtf(clamp01(elevation / 1.1f)));
@@ -267,9 +271,10 @@ FN Vec sky(Vec r, const float* p) {
     if (quarter == 0) rock = mix(rock, vec(0.96f, 0.97f, 1.0f), 0.8f * smooth01((elevation - 0.20f) / 0.04f) * p[P_AMBIENT]);
     colour = mix(horizon, rock, smooth01(elevation / 0.09f));
   }
-  if (p[P_BANNERS] > 0.0f) colour = with_banners(colour, heading, elevation, p);
   return colour;
 }
+
+FN Vec sky(Vec r, const float* p) { return with_poplars(bare_sky(r, p), r, p); }
 
 // ---------------------------------------------------------------- ground: paths, a plaza, a pond, one hue per cell
 
@@ -322,7 +327,7 @@ FN Vec shaded(const View* view, Vec eye, Vec r, Hit hit) {
   const float *p = view->palette;
   float to_ground = r.y > 1e-4f ? GROUND_Y / r.y : NO_HIT;
   float distance = fminf(hit.distance, to_ground);
-  float fog = smooth01((distance - FOG_START) / (FOG_END - FOG_START));
+  float fog = p[P_VEIL] + (1.0f - p[P_VEIL]) * smooth01((distance - FOG_START) / (FOG_END - FOG_START));
   if (fog >= 1.0f) return r.y > 0 ? horizon_colour(atan2f(r.x, r.z), p) : sky(r, p);
   Vec colour;
   if (to_ground < hit.distance) {
@@ -334,7 +339,10 @@ FN Vec shaded(const View* view, Vec eye, Vec r, Hit hit) {
     colour = mix(colour, vec(0.95f, 0.97f, 1.0f), p[P_SNOW] * smooth01((-hit.normal.y - 0.25f) / 0.4f));
     colour = mix(colour, vec(1.0f, 0.86f, 0.48f), 0.95f * hit.glow * p[P_LIT]);
   }
-  return mix(colour, r.y > 0 ? horizon_colour(atan2f(r.x, r.z), p) : sky(r, p), fog);
+  if (r.y > 0) return mix(colour, horizon_colour(atan2f(r.x, r.z), p), fog);
+  // What stands in the mist lets sky and skyline through, but hides the poplars until it is almost gone itself.
+  Vec bare = bare_sky(r, p);
+  return mix(colour, mix(bare, with_poplars(bare, r, p), smooth01((fog - 0.75f) / 0.25f)), fog);
 }
 
 // (dx, dy, 1): direction in the camera. What is nearer than the cutaway fades, and shows what is behind it.

@@ -51,27 +51,27 @@ def _object(
 OBJECTS: Floats = np.array(
     [
         # A lighthouse, south-west.
-        _object(_CYLINDER, (2.2, 2.2), 5.1, 0.0, (0.75, 0.75), (0.86, 0.22, 0.20), _BANDS),
-        _object(_CYLINDER, (2.2, 2.2), 5.9, 5.1, (0.50, 0.50), (0.98, 0.90, 0.55), glow=1.0),
-        _object(_CONE, (2.2, 2.2), 6.9, 5.9, (0.85, 0.85), (0.80, 0.18, 0.18)),
+        _object(_CYLINDER, (2.2, 2.2), 3.98, 0.00, (0.60, 0.60), (0.88, 0.40, 0.38), _BANDS),
+        _object(_CYLINDER, (2.2, 2.2), 4.60, 3.98, (0.40, 0.40), (0.98, 0.92, 0.62), glow=1.0),
+        _object(_CONE, (2.2, 2.2), 5.38, 4.60, (0.68, 0.68), (0.84, 0.38, 0.38)),
         # A blue house with an orange roof, south-east.
-        _object(_BOX, (9.8, 2.4), 2.8, 0.0, (1.35, 1.15), (0.30, 0.52, 0.86), _WINDOWS),
-        _object(_CONE, (9.8, 2.4), 4.6, 2.8, (2.0, 2.0), (0.93, 0.50, 0.18)),
+        _object(_BOX, (9.8, 2.4), 2.18, 0.00, (1.08, 0.92), (0.48, 0.64, 0.92), _WINDOWS),
+        _object(_CONE, (9.8, 2.4), 3.59, 2.18, (1.60, 1.60), (0.96, 0.64, 0.38)),
         # A great tree, north-west.
-        _object(_CYLINDER, (1.8, 10.2), 2.2, 0.0, (0.32, 0.32), (0.46, 0.31, 0.20)),
-        _object(_SPHERE, (1.8, 10.2), 5.0, 1.8, (1.6, 1.6), (0.20, 0.58, 0.24)),
+        _object(_CYLINDER, (1.8, 10.2), 1.72, 0.00, (0.26, 0.26), (0.60, 0.48, 0.40)),
+        _object(_SPHERE, (1.8, 10.2), 3.90, 1.40, (1.28, 1.28), (0.40, 0.70, 0.42)),
         # A purple tower, north-east.
-        _object(_BOX, (10.0, 9.8), 6.2, 0.0, (1.05, 1.05), (0.58, 0.36, 0.76), _WINDOWS),
-        _object(_CONE, (10.0, 9.8), 8.2, 6.2, (1.5, 1.5), (0.35, 0.24, 0.55)),
+        _object(_BOX, (10.0, 9.8), 4.84, 0.00, (0.84, 0.84), (0.70, 0.54, 0.86), _WINDOWS),
+        _object(_CONE, (10.0, 9.8), 6.40, 4.84, (1.20, 1.20), (0.54, 0.44, 0.72)),
         # A golden gate over the northern path.
-        _object(_BOX, (4.75, 11.2), 3.4, 0.0, (0.24, 0.24), (0.96, 0.76, 0.16)),
-        _object(_BOX, (7.25, 11.2), 3.4, 0.0, (0.24, 0.24), (0.96, 0.76, 0.16)),
-        _object(_BOX, (6.0, 11.2), 4.0, 3.3, (1.9, 0.32), (0.96, 0.76, 0.16)),
+        _object(_BOX, (4.75, 11.2), 2.65, 0.00, (0.19, 0.19), (0.97, 0.83, 0.40)),
+        _object(_BOX, (7.25, 11.2), 2.65, 0.00, (0.19, 0.19), (0.97, 0.83, 0.40)),
+        _object(_BOX, (6.0, 11.2), 3.12, 2.57, (1.52, 0.26), (0.97, 0.83, 0.40)),
         # A pink tree beside the eastern path.
-        _object(_CYLINDER, (10.6, 6.0), 1.5, 0.0, (0.22, 0.22), (0.42, 0.28, 0.24)),
-        _object(_SPHERE, (10.6, 6.0), 3.6, 1.2, (1.15, 1.15), (0.96, 0.56, 0.72)),
+        _object(_CYLINDER, (10.6, 6.0), 1.17, 0.00, (0.18, 0.18), (0.56, 0.46, 0.44)),
+        _object(_SPHERE, (10.6, 6.0), 2.81, 0.94, (0.92, 0.92), (0.97, 0.68, 0.80)),
         # A teal ball on the lawn.
-        _object(_SPHERE, (8.0, 4.0), 1.4, 0.0, (0.7, 0.7), (0.10, 0.72, 0.68)),
+        _object(_SPHERE, (8.0, 4.0), 1.09, 0.00, (0.56, 0.56), (0.36, 0.78, 0.75)),
     ],
     np.float32,
 )
@@ -91,7 +91,8 @@ CELLS: Floats = np.array(
 class Palette:
     """Colours and light of one style, RGB from 0 to 1. The compass fields tint the far scenery of their quarter.
 
-    The last columns are how much of the far banners shows, and within how many metres things fade.
+    The last columns are how much mist lies on what is near, how much of the far poplars shows, and within how many
+    metres things fade.
     """
 
     zenith: Colour
@@ -111,8 +112,9 @@ class Palette:
     snow: float
     lit: float
     ground_hues: float
-    banners: float = 0.0
-    cutaway_m: float = 0.0
+    veil: float
+    poplars: float = 0.65
+    cutaway_m: float = 2.0
 
     def row(self) -> list[float]:
         """Return the columns that `scene.h` reads, in its order."""
@@ -128,44 +130,44 @@ PALETTES: Floats = np.array(
         Palette(  # day
             zenith=(0.20, 0.46, 0.90), horizon=(0.80, 0.90, 0.98),
             north=(0.44, 0.46, 0.72), east=(0.92, 0.62, 0.40), south=(0.34, 0.66, 0.66), west=(0.86, 0.52, 0.66),
-            ground=(0.40, 0.64, 0.30), path=(0.80, 0.73, 0.60), sun=(1.00, 0.96, 0.75), tint=(1.0, 1.0, 1.0),
-            water=(0.24, 0.60, 0.86), cloud=(1.0, 1.0, 1.0),
-            ambient=0.62, diffuse=0.48, snow=0.0, lit=0.0, ground_hues=0.8,
+            ground=(0.40, 0.64, 0.30), path=(0.66, 0.70, 0.49), sun=(1.00, 0.96, 0.75), tint=(1.0, 1.0, 1.0),
+            water=(0.28, 0.61, 0.72), cloud=(1.0, 1.0, 1.0),
+            ambient=0.62, diffuse=0.48, snow=0.0, lit=0.0, ground_hues=0.56, veil=0.4,
         ).row(),
         Palette(  # night
             zenith=(0.03, 0.04, 0.16), horizon=(0.14, 0.17, 0.36),
             north=(0.16, 0.18, 0.46), east=(0.42, 0.24, 0.36), south=(0.10, 0.32, 0.40), west=(0.36, 0.18, 0.44),
-            ground=(0.13, 0.24, 0.24), path=(0.34, 0.34, 0.42), sun=(0.92, 0.93, 0.98), tint=(0.62, 0.68, 1.0),
-            water=(0.12, 0.28, 0.55), cloud=(0.24, 0.28, 0.50),
-            ambient=0.50, diffuse=0.34, snow=0.0, lit=1.0, ground_hues=0.8,
+            ground=(0.13, 0.24, 0.24), path=(0.27, 0.31, 0.36), sun=(0.92, 0.93, 0.98), tint=(0.62, 0.68, 1.0),
+            water=(0.12, 0.27, 0.47), cloud=(0.24, 0.28, 0.50),
+            ambient=0.50, diffuse=0.34, snow=0.0, lit=1.0, ground_hues=0.56, veil=0.24,
         ).row(),
         Palette(  # snow
             zenith=(0.58, 0.70, 0.86), horizon=(0.92, 0.94, 0.97),
             north=(0.60, 0.64, 0.84), east=(0.93, 0.78, 0.66), south=(0.56, 0.76, 0.80), west=(0.90, 0.72, 0.80),
-            ground=(0.88, 0.91, 0.96), path=(0.70, 0.70, 0.76), sun=(1.0, 0.98, 0.90), tint=(0.88, 0.92, 0.98),
-            water=(0.66, 0.84, 0.94), cloud=(0.98, 0.98, 1.0),
-            ambient=0.66, diffuse=0.36, snow=0.9, lit=0.15, ground_hues=0.30,
+            ground=(0.88, 0.91, 0.96), path=(0.76, 0.77, 0.83), sun=(1.0, 0.98, 0.90), tint=(0.88, 0.92, 0.98),
+            water=(0.71, 0.86, 0.94), cloud=(0.98, 0.98, 1.0),
+            ambient=0.66, diffuse=0.36, snow=0.9, lit=0.15, ground_hues=0.21, veil=0.52,
         ).row(),
         Palette(  # desert
             zenith=(0.28, 0.56, 0.84), horizon=(0.98, 0.88, 0.68),
             north=(0.66, 0.44, 0.46), east=(0.94, 0.58, 0.28), south=(0.56, 0.62, 0.46), west=(0.86, 0.44, 0.42),
-            ground=(0.90, 0.74, 0.46), path=(0.74, 0.58, 0.42), sun=(1.0, 0.97, 0.80), tint=(1.08, 0.94, 0.76),
-            water=(0.20, 0.66, 0.70), cloud=(1.0, 0.96, 0.86),
-            ambient=0.60, diffuse=0.50, snow=0.0, lit=0.0, ground_hues=0.45,
+            ground=(0.90, 0.74, 0.46), path=(0.80, 0.64, 0.43), sun=(1.0, 0.97, 0.80), tint=(1.08, 0.94, 0.76),
+            water=(0.38, 0.68, 0.64), cloud=(1.0, 0.96, 0.86),
+            ambient=0.60, diffuse=0.50, snow=0.0, lit=0.0, ground_hues=0.32, veil=0.38,
         ).row(),
         Palette(  # sunset
             zenith=(0.26, 0.18, 0.48), horizon=(0.99, 0.60, 0.36),
             north=(0.36, 0.20, 0.46), east=(0.98, 0.46, 0.22), south=(0.42, 0.28, 0.52), west=(0.70, 0.22, 0.44),
-            ground=(0.44, 0.36, 0.24), path=(0.66, 0.48, 0.42), sun=(1.0, 0.88, 0.50), tint=(1.12, 0.80, 0.66),
-            water=(0.70, 0.42, 0.52), cloud=(1.0, 0.66, 0.60),
-            ambient=0.48, diffuse=0.56, snow=0.0, lit=0.75, ground_hues=0.8,
+            ground=(0.44, 0.36, 0.24), path=(0.58, 0.44, 0.36), sun=(1.0, 0.88, 0.50), tint=(1.12, 0.80, 0.66),
+            water=(0.63, 0.41, 0.45), cloud=(1.0, 0.66, 0.60),
+            ambient=0.48, diffuse=0.56, snow=0.0, lit=0.75, ground_hues=0.56, veil=0.28,
         ).row(),
         Palette(  # autumn
             zenith=(0.46, 0.58, 0.74), horizon=(0.93, 0.89, 0.80),
             north=(0.50, 0.44, 0.60), east=(0.90, 0.56, 0.24), south=(0.52, 0.56, 0.34), west=(0.76, 0.34, 0.30),
-            ground=(0.72, 0.50, 0.20), path=(0.66, 0.58, 0.50), sun=(1.0, 0.92, 0.70), tint=(1.08, 0.88, 0.62),
-            water=(0.36, 0.50, 0.60), cloud=(0.97, 0.94, 0.90),
-            ambient=0.60, diffuse=0.42, snow=0.0, lit=0.1, ground_hues=0.9,
+            ground=(0.72, 0.50, 0.20), path=(0.68, 0.55, 0.40), sun=(1.0, 0.92, 0.70), tint=(1.08, 0.88, 0.62),
+            water=(0.45, 0.50, 0.50), cloud=(0.97, 0.94, 0.90),
+            ambient=0.60, diffuse=0.42, snow=0.0, lit=0.1, ground_hues=0.63, veil=0.4,
         ).row(),
     ],
     np.float32,
@@ -174,18 +176,18 @@ PALETTES: Floats = np.array(
 
 def add_changes(parser: argparse.ArgumentParser) -> None:
     """Add the options whose values `change` takes to those of a program."""
-    parser.add_argument("--banners", type=float, help="how much of the far banners shows, 0 to 1, if not as shipped")
+    parser.add_argument("--poplars", type=float, help="how much of the far poplars shows, 0 to 1, if not as shipped")
     parser.add_argument("--cutaway", type=float, help="metres within which things fade, if not as shipped")
 
 
-def change(*, banners: float | None = None, cutaway_m: float | None = None) -> None:
+def change(*, poplars: float | None = None, cutaway_m: float | None = None) -> None:
     """Change all styles, in place of what `PALETTES` says, for a run to try.
 
     Args:
-        banners: How much of the far ring of banners shows, 0 to 1.
+        poplars: How much of the far ring of poplars shows, 0 to 1.
         cutaway_m: Within how many metres things fade, so that no wall fills the picture.
     """
-    for column, value in ((-2, banners), (-1, cutaway_m)):
+    for column, value in ((-2, poplars), (-1, cutaway_m)):
         if value is not None:
             PALETTES[:, column] = value
     _cuda_kernel.cache_clear()

@@ -22,12 +22,12 @@ from worldmodel.checkpoint.diffusers import weight_files
 from worldmodel.checkpoint.errors import CheckpointError
 
 STARTS: dict[str, tuple[float, float, float]] = {
-    "day": (6.0, 6.0, 225.0),
-    "night": (6.0, 9.2, 135.0),
-    "snow": (4.2, 5.5, 315.0),
-    "desert": (6.0, 6.0, 315.0),
-    "sunset": (4.2, 5.5, 0.0),
-    "autumn": (6.0, 9.2, 225.0),
+    "day": (6.0, 6.0, 222.0),
+    "night": (6.0, 8.6, 138.0),
+    "snow": (4.2, 5.5, 318.0),
+    "desert": (6.6, 6.8, 312.0),
+    "sunset": (6.0, 4.6, 6.0),
+    "autumn": (6.0, 9.0, 222.0),
 }
 """Where the start image of each style is seen from: x and z in metres, heading in degrees, 0 north and 90 east."""
 

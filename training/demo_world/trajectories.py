@@ -16,8 +16,8 @@ from training.demo_world.scene import OBJECTS, PERIOD_M
 from worldmodel.lingbot.poses import MAX_PITCH_RAD, PITCH_STEP_RAD, STEP, YAW_STEP_RAD
 
 KEYS = "wasdijkl"
-METRES_PER_UNIT = 10.0
-"""One step of 0.05 units is half a metre a latent frame."""
+METRES_PER_UNIT = 5.0
+"""One step of 0.05 units is a quarter of a metre a latent frame."""
 
 Bools = npt.NDArray[np.bool_]
 Float64 = npt.NDArray[np.float64]

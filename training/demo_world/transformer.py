@@ -137,7 +137,7 @@ class Run:
     def __init__(self, arguments: argparse.Namespace, device: torch.device, rank: int) -> None:
         self.arguments, self.device, self.is_first = arguments, device, rank == 0
         self.clock = Clock(arguments.seconds, arguments.until, device)
-        scene.change(banners=arguments.banners, cutaway_m=arguments.cutaway)
+        scene.change(poplars=arguments.poplars, cutaway_m=arguments.cutaway)
         torch.manual_seed(arguments.seed)
         vae = AutoencoderKLWan.from_pretrained(arguments.vae, torch_dtype=torch.float32).to(device)
         self.space = LatentSpace(trainable(vae))

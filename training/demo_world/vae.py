@@ -426,7 +426,7 @@ def main() -> None:
     if arguments.decoder_only and arguments.start is None:
         parser.error("--decoder-only needs --start, the VAE whose encoder and latents stay")
     arguments.out.mkdir(parents=True, exist_ok=True)
-    scene.change(banners=arguments.banners, cutaway_m=arguments.cutaway)
+    scene.change(poplars=arguments.poplars, cutaway_m=arguments.cutaway)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(arguments.seed)
     torch.backends.cudnn.benchmark = True

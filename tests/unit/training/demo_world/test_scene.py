@@ -33,7 +33,7 @@ def test_leaving_out_what_a_tile_cannot_show_changes_no_pixel(
 
 
 @pytest.mark.slow
-def test_banners_stand_on_the_horizon_in_one_place_for_every_second_step_of_a_key(
+def test_poplars_stand_on_the_horizon_in_one_place_for_every_second_step_of_a_key(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(scene, "PALETTES", scene.PALETTES.copy())
@@ -42,13 +42,13 @@ def test_banners_stand_on_the_horizon_in_one_place_for_every_second_step_of_a_ke
     for pose, degrees in zip(poses, (0.0, 36.0, 6.0, 39.0), strict=True):
         cos, sin = np.cos(np.radians(degrees)), np.sin(np.radians(degrees))
         pose[:3], pose[3:] = (6.0, -30.0, 6.0), (cos, 0, sin, 0, 1, 0, -sin, 0, cos)
-    scene.change(banners=0.0)
+    scene.change(poplars=0.0)
     plain = scene.render(poses, np.zeros(4, np.int32), 1).int()
-    scene.change(banners=1.0)
+    scene.change(poplars=1.0)
     shown = (scene.render(poses, np.zeros(4, np.int32), 1).int() - plain).abs().sum(-1) > 20
     assert not shown[:, 48:].any()
-    assert not shown[:, :16].any()
-    columns = shown[:, 46]
+    assert not shown[:, :12].any()
+    columns = shown[:, 40]
     assert 0.3 < columns.float().mean() < 0.7
     assert (columns[0] != columns[1]).float().mean() < 0.05
     assert (columns[0] & columns[2]).float().mean() < 0.1
@@ -58,13 +58,13 @@ def test_banners_stand_on_the_horizon_in_one_place_for_every_second_step_of_a_ke
 @pytest.mark.slow
 def test_what_is_near_fades_and_nothing_else_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scene, "PALETTES", scene.PALETTES.copy())
-    # Before the blue house, whose wall is at z = 1.25, looking north.
+    # Before the blue house, whose wall is at z = 1.48, looking north.
     places = (-2.0, 0.3, 0.7)
     poses = np.zeros((len(places), 12), np.float32)
     poses[:, 0], poses[:, 2], poses[:, 3:] = 9.8, places, np.eye(3, dtype=np.float32).flatten()
     blue = []
     for cutaway_m in (0.0, 1.5):
-        scene.change(banners=0.0, cutaway_m=cutaway_m)
+        scene.change(poplars=0.0, cutaway_m=cutaway_m)
         shown = scene.render(poses, np.zeros(len(places), np.int32), 1)
         blue.append(shown[:, 40:56, 72:88].float().mean(dim=(1, 2)))
     far, fading, near = range(3)
