@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from training.demo_world.poses import NUM_FEATURES, pose_features
-from training.demo_world.trajectories import Cameras
+from training.demo_world.scene import PERIOD_M
+from training.demo_world.trajectories import METRES_PER_UNIT, Cameras
 
 
 def _features(x: float, z: float, heading_deg: float, pitch_deg: float = 0.0) -> np.ndarray:
@@ -22,10 +23,10 @@ def _features(x: float, z: float, heading_deg: float, pitch_deg: float = 0.0) ->
 
 
 def test_a_period_and_a_full_turn_further_on_is_the_same_pose() -> None:
-    here = _features(0.31, 0.0, 42.5)
+    here, period = _features(0.31, 0.0, 42.5), PERIOD_M / METRES_PER_UNIT
     assert here.shape == (NUM_FEATURES,)
-    np.testing.assert_allclose(_features(0.31 - 1.2, 2.4, 42.5 + 360), here, atol=1e-4)
-    assert np.abs(_features(0.33, 0.0, 42.5) - here).max() > 0.5
+    np.testing.assert_allclose(_features(0.31 - period, 2 * period, 42.5 + 360), here, atol=1e-4)
+    assert np.abs(_features(0.35, 0.0, 42.5) - here).max() > 0.5
 
 
 @pytest.mark.parametrize(("heading_deg", "rest"), [(0, 0.0), (42, 0.0), (44, 3.0), (40, -3.0), (359, -1.5)])

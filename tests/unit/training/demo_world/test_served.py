@@ -49,8 +49,8 @@ def test_the_truth_begins_where_the_keys_acted(first_chunk: int) -> None:
     script = _script(4, "w")
     walk = served.Walk(frames=np.empty(0, np.uint8), first_chunk=first_chunk, styles_N=np.array([2, 2, 5, 5]))
     z, styles = served.truth(script, walk).T
-    # The first frame of the script counts as none; then each latent frame is half a metre, over four media frames.
-    moved = 0.5 * np.clip(np.arange(4 * 11 + 1) / 4 - 3 * first_chunk, 0, None)
+    # The first frame of the script counts as none; then each latent frame is a quarter of a metre, over four media frames.
+    moved = 0.25 * np.clip(np.arange(4 * 11 + 1) / 4 - 3 * first_chunk, 0, None)
     np.testing.assert_allclose(z, 3.0 + moved, atol=1e-5)
     assert list(styles) == [2] * 21 + [5] * 24
     np.testing.assert_array_equal(served.truth(script, walk, slice(-1, None)), [[z[-1], 5]])
