@@ -49,7 +49,7 @@ def test_the_truth_begins_where_the_keys_acted(first_chunk: int) -> None:
     script = _script(4, "w")
     walk = served.Walk(frames=np.empty(0, np.uint8), first_chunk=first_chunk, styles_N=np.array([2, 2, 5, 5]))
     z, styles = served.truth(script, walk).T
-    # The first frame of the script counts as none; then each latent frame is a quarter of a metre, over four media frames.
+    # The first frame of the script counts as none; then each latent frame is a quarter of a metre, over four pictures.
     moved = 0.25 * np.clip(np.arange(4 * 11 + 1) / 4 - 3 * first_chunk, 0, None)
     np.testing.assert_allclose(z, 3.0 + moved, atol=1e-5)
     assert list(styles) == [2] * 21 + [5] * 24
