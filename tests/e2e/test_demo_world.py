@@ -254,11 +254,11 @@ async def test_a_new_prompt_changes_the_picture(demo: DemoProcess) -> None:
 async def test_pictures_are_those_of_the_true_world(demo: DemoProcess) -> None:
     """Model, decoder, colours, H.264 and steering together, against the renderer the world was learnt from.
 
-    What the picture loses that loses most, in dB: 0.5 where the encoder's `crf` is 30, 1.2 where it is 36, 1.0 if
-    latents are decoded a tenth too weak, 1.1 if so is the noise between the steps, 0.9 if two thirds of the
-    transformer's weights are off by 5 %, 11 if a chunk's clean latents are not stored, 10 if the window holds only the
-    chunk in flight, 5 to 14 if one of the eight keys does nothing. A window of one chunk less takes 0.2 at most and is
-    not noticed here: the golden rollouts are for that.
+    What the picture loses that loses most, in dB: 0.5 where the encoder's `crf` is 30, 1.4 where it is 36, 2.5 if
+    latents are decoded a tenth too weak, 0.75 if the transformer's weights are all off by some 5 %, 9.8 if a chunk's
+    clean latents are not stored, 3.0 to 12.6 if one of the eight keys does nothing. Noise that is a tenth too weak
+    between the steps makes pictures a little nearer to the truth, and is not noticed here: the golden rollouts are for
+    that.
     """
     async with DAY.client(demo.world_url, pacing="playback", report_playback=False) as world:
         watched = Watched(start=DAY, world=world)
