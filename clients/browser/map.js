@@ -7,8 +7,10 @@
 import { byId } from './dom.js';
 import { drawLayout, northRad } from './layout.js';
 
-/** The map shows at least this far in each direction, in the model's units. */
+/** The map shows at least this far in each direction, in the model's units, where nothing is known of the world. */
 const LEAST_REACH = 0.5;
+/** Of a world that repeats, one whole period across at the least: somewhere on it is each landmark. */
+const LEAST_PERIODS = 0.5;
 /**
  * A world that repeats is shown for this many of its periods in each direction at the most: farther out it would be the same
  * again, small, and the cost of drawing it grows with the square. The trail then leaves the map.
@@ -22,13 +24,15 @@ const CONE_SHARE = 0.42;
 const LEAST_GRID_PX = 14;
 
 /**
- * How far the map must reach to hold a trail around a place: 1, 2 or 5 times a power of ten, so that it changes seldom.
+ * How far the map must reach to hold a trail around a place: the least, doubled or so until it is enough, as it then
+ * changes seldom.
  * @param {{x: number, z: number}} place
  * @param {{x: number, z: number}[]} trail
+ * @param {number} least
  */
-export function reachOf(place, trail) {
+export function reachOf(place, trail, least) {
   const far = trail.reduce((most, { x, z }) => Math.max(most, Math.abs(x - place.x), Math.abs(z - place.z)), 0) / FILL;
-  let reach = LEAST_REACH;
+  let reach = least;
   for (let step = 0; reach < far; step += 1) reach *= step % 3 === 1 ? 2.5 : 2;
   return reach;
 }
@@ -59,8 +63,10 @@ export class MapCard {
     if (this._canvas.width !== pixels) Object.assign(this._canvas, { width: pixels, height: pixels });
     const { place, trail } = walk;
     // Zooms out at once and in slowly, so that standing still does not make the map breathe.
-    const most = this.layout === null ? Infinity : (MOST_PERIODS * this.layout.period) / this.layout.metres_per_unit;
-    this._reach += (Math.min(reachOf(place, trail), most) - this._reach) * 0.12;
+    const period = this.layout === null ? null : this.layout.period / this.layout.metres_per_unit;
+    const least = period === null ? LEAST_REACH : LEAST_PERIODS * period;
+    const most = period === null ? Infinity : MOST_PERIODS * period;
+    this._reach += (Math.min(reachOf(place, trail, least), most) - this._reach) * 0.12;
     const scale = size / 2 / this._reach;
     context.setTransform(window.devicePixelRatio, 0, 0, window.devicePixelRatio, 0, 0);
     context.clearRect(0, 0, size, size);
