@@ -48,6 +48,15 @@ def walk(page: WatchedPage, *keys: str) -> None:
         page.wait("app.world.shown.chunkIndex > argument", page.read("app.world.shown.chunkIndex"))
 
 
+def choose(page: WatchedPage, image: str) -> None:
+    """Begin again from another start image."""
+    page.wait_for_picture()
+    page.page.click("#worlds")
+    page.page.click(f"#tiles button:has-text('{image}')")
+    page.page.click("#begin")
+    page.wait("app.world.walk.startImage === argument && app.world.shown.chunkIndex >= 1", image)
+
+
 def open_page(browser: Browser, url: str, **context: Any) -> WatchedPage:
     page = WatchedPage(browser, url, **context)
     page.page.set_default_timeout(120_000)
@@ -58,7 +67,8 @@ def take(browser: Browser, url: str, folder: Path) -> None:
     page = open_page(browser, url, color_scheme="dark")
     page.page.wait_for_selector("#loading-stages .done >> nth=2")
     save(page, folder / "page_loading.jpg")
-    walk(page, "s")
+    choose(page, "sunset")
+    walk(page, "w")
     save(page, folder / "page.jpg")
     page.close()
     page = open_page(browser, url, color_scheme="light")
