@@ -14,19 +14,14 @@ from worldmodel.dreamzero.step_skip import NUM_STEPS
 from worldmodel.dreamzero.transformer import NUM_BRANCHES, kv_geometry
 from worldmodel.dreamzero.transformer_config import CONDITION_MASK_CHANNELS
 from worldmodel.wan.captured import GRAPH_BASE_BYTES
-from worldmodel.wan.precision import PrecisionPlan
-
-FLOAT32_BYTES = 4
+from worldmodel.wan.precision import FLOAT32_BYTES, PrecisionPlan
+from worldmodel.wan.transformer import TIME_ROWS
 
 ENCODE_ACTIVATIONS = 6
 """Activations of the encoder's widest stage that are alive at once; an estimate, for the memory plan only."""
 
 FORWARD_ACTIVATIONS = 8
 """The same of a transformer layer, in units of its residual stream; the feed-forward comes on top."""
-
-
-TIME_ROWS = 6
-"""Rows that a layer takes from a timestep."""
 
 
 def plan_kv(

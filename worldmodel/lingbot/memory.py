@@ -16,7 +16,8 @@ from worldmodel.lingbot.transformer_config import TransformerConfig
 from worldmodel.offload_settings import OffloadSettings
 from worldmodel.wan.captured import GRAPH_BASE_BYTES
 from worldmodel.wan.layers import PATCH
-from worldmodel.wan.precision import PrecisionPlan
+from worldmodel.wan.precision import FLOAT32_BYTES, PrecisionPlan
+from worldmodel.wan.transformer import TIME_ROWS
 from worldmodel.wan.vae import WanVAE
 
 MAX_BASES = 2
@@ -34,13 +35,8 @@ VAE_HISTORY_FRAMES = 2
 LAYER_ACTIVATIONS = 12
 """Streams of the model's width that a layer holds at once, beside the hidden ones of its feed-forward; an estimate."""
 
-FLOAT32_BYTES = 4
-
 NUM_TIMESTEPS = 5
 """The steps and the commit, whose constants graphs hold packed."""
-
-TIME_ROWS = 6
-"""Rows that a layer takes from a timestep."""
 
 ROTATION_ELEMENTS = 9
 """Of a camera basis, the part that differs from token to token."""

@@ -26,6 +26,9 @@ import torch
 
 from worldmodel.wan.precision_names import Precision, VaePrecision
 
+FLOAT32_BYTES = torch.float32.itemsize
+"""A number of what is float32 in every plan, for memory plans."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrecisionPlan:

@@ -19,6 +19,9 @@ from worldmodel.wan.layers import PATCH, AttentionProjections, layer_norm, sinus
 from worldmodel.wan.precision import PrecisionPlan, precision_plan
 from worldmodel.wan.rope import RopeTable
 
+TIME_ROWS = 6
+"""Rows that a layer takes from a timestep."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerModulation:
@@ -52,7 +55,7 @@ class WanLayer(nn.Module):
         self, cross_attention: AttentionProjections, *, width: int, num_heads: int, ffn_dim: int, eps: float
     ) -> None:
         super().__init__()
-        self.modulation = nn.Parameter(torch.empty(1, 6, width))
+        self.modulation = nn.Parameter(torch.empty(1, TIME_ROWS, width))
         self.self_attn = AttentionProjections(width, num_heads, eps)
         self.cross_attn = cross_attention
         self.norm3 = nn.LayerNorm(width, eps=eps)
@@ -140,7 +143,7 @@ class WanTransformer(nn.Module):
         """Derive all modulation of one timestep. It is the same for every token, session and chunk."""
         features = sinusoid(torch.tensor([timestep], dtype=torch.float64, device=self.device), self.config.freq_dim)
         embedding_1D = self.time_embedding(features)
-        projection_6D = self.time_projection(embedding_1D).reshape(6, -1)
+        projection_6D = self.time_projection(embedding_1D).reshape(TIME_ROWS, -1)
         shift, scale = (self.head.modulation[0] + embedding_1D).unbind(0)
         return TimeConstants(
             timestep=timestep,
@@ -170,4 +173,4 @@ def text_projection(text_dim: int, width: int) -> nn.Sequential:
 def time_networks(freq_dim: int, width: int) -> tuple[nn.Sequential, nn.Sequential]:
     """Make the networks from timestep features to the embedding [D], and from that to the six rows of the layers."""
     embedding = nn.Sequential(nn.Linear(freq_dim, width), nn.SiLU(), nn.Linear(width, width))
-    return embedding, nn.Sequential(nn.SiLU(), nn.Linear(width, 6 * width))
+    return embedding, nn.Sequential(nn.SiLU(), nn.Linear(width, TIME_ROWS * width))
