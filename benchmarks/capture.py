@@ -29,6 +29,7 @@ from torch import Tensor
 from benchmarks import dreamzero_call, full_size
 from kvcache.attention import Attention
 from kvcache.attention_backends import FLASH3_MODULE
+from training.demo_world.options import count
 from worldmodel.dreamzero.published import Scale, published
 from worldmodel.lingbot.transformer import TEXT_STORE, ChunkInputs, Layer, LingBotTransformer
 from worldmodel.residency import allocate_cache
@@ -341,7 +342,7 @@ def main() -> None:
     parser.add_argument("--scale", choices=("14b", "5b"), default="5b", help="of DreamZero (default 5b)")
     parser.add_argument("--precision", default="bf16", help="precision plan (default bf16)")
     parser.add_argument("--backend", default="inductor", help="what compiles the layers (default inductor)")
-    parser.add_argument("--repeats", type=int, default=5, help="timed calls of each form (default 5)")
+    parser.add_argument("--repeats", type=count(least=1), default=5, help="timed calls of each form (default 5)")
     parser.add_argument("--device", default="cuda", help="cuda or cpu (default cuda)")
     parser.add_argument("--tiny", action="store_true", help="a tiny network, to check this script")
     parser.add_argument("--json", type=Path, help="write everything here")

@@ -24,6 +24,7 @@ from server.config_reading import load_config
 from server.media.formats import StreamEncoder, create_stream_encoder
 from server.package_files import bundled_config
 from server.worker_process import worker_environment
+from training.demo_world.options import count
 from worldmodel.messages import ImageSize, LoadStage, MediaFormat, OpenSession, RequestId, SessionId, Tick
 
 NUM_FILLING_CHUNKS = 7
@@ -34,8 +35,10 @@ STAGES = ("denoise", "commit", "decode", "pixels", "encode", "wall", "cpu")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="compute threads (default 1 2)")
-    parser.add_argument("--chunks", type=int, default=20, help="chunks to time with each (default 20)")
+    parser.add_argument(
+        "--threads", type=count(least=1), nargs="+", default=[1, 2], help="compute threads (default 1 2)"
+    )
+    parser.add_argument("--chunks", type=count(least=1), default=20, help="chunks to time with each (default 20)")
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child is not None:

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from kvcache.cache import KVCache
 from server.config import DEFAULT_CPU_THREADS
+from training.demo_world.options import count
 from worldmodel.checkpoint.inspection import num_parameters
 from worldmodel.checkpoint.random_weights import RandomWeights, fill_random
 from worldmodel.dreamzero.adapter import DreamZeroAdapter
@@ -336,8 +337,12 @@ def main() -> None:
     parser.add_argument("--scale", choices=[str(scale) for scale in Scale], default="14b", help="default 14b")
     parser.add_argument("--device", default="cuda", help="cuda or cpu (default cuda)")
     parser.add_argument("--precision", default="bf16", help="precision plan (default bf16)")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds of four calls of each session (default 3)")
-    parser.add_argument("--sessions", type=int, default=2, help="session places; one of them warms up (default 2)")
+    parser.add_argument(
+        "--rounds", type=count(least=1), default=3, help="rounds of four calls of each session (default 3)"
+    )
+    parser.add_argument(
+        "--sessions", type=count(least=1), default=2, help="session places; one of them warms up (default 2)"
+    )
     parser.add_argument("--modes", default="8,16,dynamic", help="computed steps or `dynamic`, comma-separated")
     parser.add_argument("--options", default="{}", help="more model options as JSON")
     parser.add_argument("--profile", action="store_true", help="profile two calls of each mode")

@@ -27,6 +27,7 @@ from server.app import create_app
 from server.config import KVCacheSection, MediaSection, ModelSection, ServerConfig, StartImageConfig, WorkerSection
 from server.serving import WorldServer, world_server
 from server.wire.binary import unpack_chunk
+from training.demo_world.options import count
 
 LAG_EVERY_S = 0.005
 PING_EVERY_S = 0.05
@@ -199,12 +200,14 @@ def show(report: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--sessions", type=int, default=4)
+    parser.add_argument("--sessions", type=count(least=1), default=4)
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--size", default="832x480")
-    parser.add_argument("--fps", type=int, default=16)
+    parser.add_argument("--fps", type=count(least=1), default=16)
     parser.add_argument("--preset", default="ultrafast")
-    parser.add_argument("--cores", type=int, help="use only this many cores, for server, worker and clients together")
+    parser.add_argument(
+        "--cores", type=count(least=1), help="use only this many cores, for server, worker and clients together"
+    )
     parser.add_argument("--out", type=Path)
     parser.add_argument("--clients", metavar="URL", help=argparse.SUPPRESS)
     arguments = parser.parse_args()

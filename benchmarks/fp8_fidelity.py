@@ -37,6 +37,7 @@ from torch.nn import functional
 
 from kvcache.attention import Attention
 from kvcache.attention_backends import FLASH3_MODULE, BiasedApart
+from training.demo_world.options import count
 from worldmodel.catalog import options_parser
 from worldmodel.lingbot.controls import parse_control
 from worldmodel.lingbot.fused_forward import FusedForward
@@ -316,8 +317,8 @@ def show(report: Mapping[str, Any], plan: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--plans", nargs="+", choices=PLANS, default=PLANS, help=f"compared with {REFERENCE}")
-    parser.add_argument("--chunks", type=int, default=LOOKED_AT[-1], help="chunks of each walk (default 40)")
-    parser.add_argument("--num-walks", type=int, default=3, help="walks to render (default 3)")
+    parser.add_argument("--chunks", type=count(least=1), default=LOOKED_AT[-1], help="chunks of each walk (default 40)")
+    parser.add_argument("--num-walks", type=count(least=1), default=3, help="walks to render (default 3)")
     parser.add_argument("--walks", type=Path, help="walks that were rendered before, of as many chunks")
     parser.add_argument("--only-walks", type=Path, metavar="FILE.npz", help="render the walks into a file and end")
     parser.add_argument("--random-layers", action="store_true", help="only layers, of the full-size random network")

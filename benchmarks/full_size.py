@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from training.demo_world.options import count
 from worldmodel.catalog import options_parser
 from worldmodel.lingbot.adapter import create_adapter
 from worldmodel.lingbot.controls import parse_control
@@ -198,8 +199,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--precision", default="bf16", help="precision plan (default bf16)")
     parser.add_argument("--options", default="{}", help="model options as JSON, as in [model.options]")
-    parser.add_argument("--chunks", type=int, default=18, help="chunks of each session (default 18)")
-    parser.add_argument("--sessions", type=int, default=1, help="sessions that take turns (default 1)")
+    parser.add_argument("--chunks", type=count(least=1), default=18, help="chunks of each session (default 18)")
+    parser.add_argument("--sessions", type=count(least=1), default=1, help="sessions that take turns (default 1)")
     parser.add_argument("--device", default="cuda", help="cuda or cpu (default cuda)")
     parser.add_argument("--tiny", action="store_true", help="a tiny network, to check this script")
     parser.add_argument("--no-warm-up", action="store_true", help="start with the first chunk")
@@ -211,7 +212,7 @@ def main() -> None:
         device=arguments.device,
         precision=arguments.precision,
         is_tiny=arguments.tiny,
-        num_sessions=max(arguments.sessions, 1),
+        num_sessions=arguments.sessions,
         options=json.loads(arguments.options),
     )
     started_s = time.perf_counter()

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from benchmarks import full_size
+from training.demo_world.options import count
 from worldmodel.messages import CloseSession, RequestId, SessionId
 from worldmodel.residency import allocate_cache
 from worldmodel.runtime import Runtime
@@ -118,8 +119,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--precision", default="bf16", help="precision plan (default bf16)")
     parser.add_argument("--options", default="{}", help="further model options as JSON, as in [model.options]")
-    parser.add_argument("--rounds", type=int, default=2, help="rounds of each kind (default 2)")
-    parser.add_argument("--chunks", type=int, default=3, help="chunks of a round (default 3)")
+    parser.add_argument("--rounds", type=count(least=1), default=2, help="rounds of each kind (default 2)")
+    parser.add_argument("--chunks", type=count(least=1), default=3, help="chunks of a round (default 3)")
     parser.add_argument("--device", default="cuda", help="cuda or cpu (default cuda)")
     parser.add_argument("--tiny", action="store_true", help="a tiny network, to check this script")
     parser.add_argument("--json", type=Path, help="write everything here")

@@ -37,6 +37,7 @@ from streamed_worker import Loaded, check_bits, close_session, load, plan_share,
 
 from offload.link import measure_link
 from offload.streamed_model import Transfer, TransferWish
+from training.demo_world.options import count
 from worldmodel.errors import TickRolledBack
 
 SHARES = (1.0, 0.75, 0.5, 0.25, 0.0)
@@ -278,7 +279,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--options", type=json.loads, default={}, help="model options as JSON")
     parser.add_argument("--device", default="cuda", help="cuda or cpu (default cuda)")
     parser.add_argument("--tiny", action="store_true", help="a tiny network, to check this script")
-    parser.add_argument("--chunks", type=int, default=4, help="chunks of each row, the first not counted (default 4)")
+    parser.add_argument(
+        "--chunks", type=count(least=2), default=4, help="chunks of each row, the first not counted (default 4)"
+    )
     parser.add_argument("--shares", type=float, nargs="*", default=SHARES, help="resident shares, beginning with 1")
     parser.add_argument("--staged", action="store_true", help="a row with staged copies too")
     parser.add_argument("--host", default="ordinary", help="ordinary or runtime_cache (default ordinary)")

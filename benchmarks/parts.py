@@ -22,6 +22,7 @@ from torch.nn import functional
 from kvcache.attention import Attention, PagedAttention, TorchAttention
 from kvcache.attention_backends import AttentionBackend, AttentionShape, available_backends, choose_attention
 from kvcache.pool import WritableRows
+from training.demo_world.options import count
 from worldmodel.checkpoint.random_weights import RandomWeights, fill_random
 from worldmodel.kernels.choice import create_ops
 from worldmodel.kernels.layer_ops import LayerOps, PlainOps, Update
@@ -323,7 +324,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = ("roofline", "linear", "attention", "layer", "conv", "decode")
     parser.add_argument("--groups", nargs="+", choices=names, default=names, help="what to time (default all)")
-    parser.add_argument("--repeats", type=int, default=20, help="timed calls of each part (default 20)")
+    parser.add_argument("--repeats", type=count(least=1), default=20, help="timed calls of each part (default 20)")
     parser.add_argument("--json", type=Path, help="write everything here")
     arguments = parser.parse_args()
     ops = create_ops(LayerOperations.TRITON, DEVICE)

@@ -43,6 +43,7 @@ from benchmarks.removals_world import (
 from kvcache.transaction import ChunkTransaction
 from server.config import LimitsSection
 from server.uploads import decode_image
+from training.demo_world.options import count
 from worldmodel.lingbot.camera import CameraEmbedding
 from worldmodel.lingbot.condition import ConditionState, next_condition, start_condition
 from worldmodel.lingbot.media import DeviceMedia
@@ -367,7 +368,7 @@ def main() -> None:
     parser.add_argument("--scale", choices=sorted(PROMPT_ROWS), default="demo", help="sizes (default demo)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default cpu)")
     parser.add_argument("--precision", choices=("fp32", "bf16"), help="default fp32 on a CPU, bf16 on CUDA")
-    parser.add_argument("--repeats", type=int, default=15, help="timed turns of each (default 15)")
+    parser.add_argument("--repeats", type=count(least=1), default=15, help="timed turns of each (default 15)")
     parser.add_argument("--json", type=Path, help="write everything here")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)

@@ -29,6 +29,7 @@ import numpy as np
 from websockets.asyncio.client import ClientConnection, connect
 
 from server.wire.robot_arrays import pack_message, unpack_message
+from training.demo_world.options import count
 
 ROOT = Path(__file__).resolve().parent.parent
 HEIGHT, WIDTH, FRAMES = 180, 320, 4
@@ -154,7 +155,7 @@ def summary(times: list[float]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--robots", type=int, default=10)
+    parser.add_argument("--robots", type=count(least=1), default=10)
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--chunk-ms", type=float, default=100.0)
     parser.add_argument("--out", type=Path)

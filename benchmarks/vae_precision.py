@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from training.demo_world.options import count
 from worldmodel.checkpoint.diffusers import open_checkpoint
 from worldmodel.checkpoint.random_weights import RandomWeights, fill_random
 from worldmodel.lingbot.published import vae_config
@@ -209,7 +210,7 @@ def main() -> None:
     parser.add_argument("--base-dim", type=int, default=96, help="width of random weights (default 96, as published)")
     parser.add_argument("--width", type=int, default=96, help="default 96")
     parser.add_argument("--height", type=int, default=64, help="default 64")
-    parser.add_argument("--chunks", type=int, default=2, help="chunks of three latent frames (default 2)")
+    parser.add_argument("--chunks", type=count(least=1), default=2, help="chunks of three latent frames (default 2)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default cpu)")
     parser.add_argument("--json", type=Path, help="write everything here")
     arguments = parser.parse_args()
