@@ -6,6 +6,7 @@ chunk, prompt or step that it was recorded with shows in the chunks of the other
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -17,7 +18,7 @@ from kvcache.attention_indexed import GatheredAttention
 from kvcache.spec import KVSpec
 from tests.support.fake_model import close_session, image, keys, open_session, reset_session, tick
 from tests.support.graph_tape import TapeRecorder, address
-from tests.support.lingbot_tiny import cache_of, tiny_adapter
+from tests.support.lingbot_tiny import cache_of, history_kv, tiny_adapter
 from worldmodel.errors import LoadFailed, TickRolledBack
 from worldmodel.kernels.names import GraphChoice, LayerOperations
 from worldmodel.lingbot.acceleration import capture, check_choices
@@ -35,6 +36,9 @@ NUM_CHUNKS = 14
 """Of both sessions together: each slides its window of nine frames, which three chunks fill."""
 
 PROMPTS = ("a street", "a town by the sea", "night")
+SWITCH = ((0, None), (1, PROMPTS[1]), (2, None))
+"""Chunks of one session, and the prompt that comes with one of them."""
+
 NUM_FORMS = 2
 """A step and the clean history."""
 
@@ -47,6 +51,15 @@ CASES = [
     ),
     pytest.param({"precision": "fp8_kv"}, id="float8", marks=pytest.mark.slow),
 ]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Several threads lose more than they gain on operations this small, most of all on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 class Worker:
@@ -159,6 +172,32 @@ def test_a_failed_chunk_leaves_nothing_to_the_next_ones(monkeypatch: pytest.Monk
     got += [worker.chunk("a", index, keys(index, "w")) for index in (2, 3)]
     for ours, theirs in zip(got, want, strict=True):
         np.testing.assert_array_equal(ours, theirs)
+
+
+def test_history_is_encoded_anew_beside_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs have the inputs and K/V of a whole chunk at fixed places: history is written past them, and they go on.
+
+    The second chunk brings a new prompt; the third sees what that one left. Without the option it is another world.
+    """
+    recorder = TapeRecorder()
+    captured, plain = Worker(recorder, recache_on_prompt=True), Worker(None, recache_on_prompt=True)
+
+    def play(worker: Worker, name: str) -> list[np.ndarray]:
+        worker.open(name, 3)
+        return [worker.chunk(name, index, keys(index, "wd"[index % 2]), prompt=prompt) for index, prompt in SWITCH]
+
+    got, want = play(captured, "a"), play(plain, "a")
+    for ours, theirs in zip(got, want, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-3, rtol=1e-3)
+    seen, expected = history_kv(captured.cache, "a"), history_kv(plain.cache, "a")
+    assert seen.keys() == expected.keys()
+    for place, pair in seen.items():
+        torch.testing.assert_close(pair, expected[place], atol=1e-3, rtol=1e-3)
+    assert len(recorder.tapes) == NUM_FORMS
+    monkeypatch.setattr(plain.adapter, "_history", None)
+    kept = play(plain, "b")
+    np.testing.assert_array_equal(kept[0], want[0])
+    assert all(float(np.abs(ours - theirs).max()) > 0.01 for ours, theirs in zip(kept[1:], want[1:], strict=True))
 
 
 def test_what_is_captured_is_planned_for_and_shown(adapter: LingBotAdapter) -> None:
