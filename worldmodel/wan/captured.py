@@ -279,11 +279,18 @@ class CapturedForwards:
         return any(each is not None for each in self._captured.values())
 
     def seal(self) -> None:
-        """Capture no more: calls with another name run plain from now on."""
+        """Capture no more: calls with another name run plain from now on.
+
+        If no graph is kept nothing is held, but capacity stays as it was planned: graphs hold the addresses of K/V, so
+        that its storage is there before the first of them is timed.
+        """
         self._is_sealed = True
-        if not self.has_any:
-            self._recorder.forget()
-            self._dropped_bytes = 0
+        if self.has_any:
+            return
+        self._recorder.forget()
+        self._dropped_bytes = 0
+        if self._captured:
+            logger.info("graphs: none was kept, the memory planned for them stays unused; 'off' plans without it")
 
     def __call__(self, call: ForwardCall[OutT]) -> OutT:
         """Run a call, captured if its name is."""

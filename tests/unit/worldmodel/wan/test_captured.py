@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -121,6 +122,17 @@ def test_a_graph_that_gains_nothing_lives_as_long_as_one_that_does(asked: Asked)
     assert graphs.num_bytes == BYTES_OF_A_TAPE
     graphs.seal()
     assert (none.num_alive, graphs.num_bytes) == (0, 0)
+
+
+@pytest.mark.parametrize(("graph_ms", "times_said"), [(5.0, 0), (12.0, 1)])
+def test_planned_memory_that_no_graph_uses_is_said(
+    asked: Asked, graph_ms: float, times_said: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    graphs = forwards(GraphChoice.AUTO, TapeRecorder(10.0, graph_ms))
+    graphs(asked.call(3.0, torch.tensor([2.0])))
+    graphs.seal()
+    assert caplog.text.count("the memory planned for them stays unused; 'off' plans without it") == times_said
 
 
 def test_a_kernel_that_does_not_compile_as_it_is_captured_names_the_way_out(asked: Asked) -> None:
