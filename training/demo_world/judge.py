@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from diffusers import AutoencoderKLWan
 from PIL import Image
 from torch import Tensor
 
@@ -26,7 +25,7 @@ from training.demo_world.drift import drift
 from training.demo_world.model import DemoModel, PromptTable
 from training.demo_world.network import TrainingNetwork
 from training.demo_world.trajectories import Float64
-from training.demo_world.vae import trainable
+from training.demo_world.vae import read_vae, trainable
 
 REPORTED_CHUNKS = (1, 2, 3, 6, 10, 12, 15, 20, 26)
 DRIFT_CHUNKS = (1, 3, 6, 10, 20)
@@ -191,7 +190,7 @@ def main() -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     scene.change(poplars=arguments.poplars, cutaway_m=arguments.cutaway)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    vae = AutoencoderKLWan.from_pretrained(arguments.checkpoint / "vae", torch_dtype=torch.float32).to(device)
+    vae = read_vae(arguments.checkpoint / "vae").to(device)
     space, model = LatentSpace(trainable(vae)), DemoModel().to(device)
     model.load(arguments.checkpoint)
     condition = space.fixed_condition(scene.HEIGHT, scene.WIDTH, device)

@@ -21,7 +21,6 @@ import time
 import numpy as np
 import torch
 import torch.distributed as distributed
-from diffusers import AutoencoderKLWan
 from torch import Tensor
 
 from training.demo_world import scene
@@ -42,7 +41,7 @@ from training.demo_world.model import (
 from training.demo_world.optimizer import Optimizer
 from training.demo_world.ring import WalkRing
 from training.demo_world.steps import Stepper
-from training.demo_world.vae import trainable
+from training.demo_world.vae import read_vae, trainable
 
 WARM_UP_STEPS = 100
 AGREE_EVERY = 20
@@ -139,7 +138,7 @@ class Run:
         self.clock = Clock(arguments.seconds, arguments.until, device)
         scene.change(poplars=arguments.poplars, cutaway_m=arguments.cutaway)
         torch.manual_seed(arguments.seed)
-        vae = AutoencoderKLWan.from_pretrained(arguments.vae, torch_dtype=torch.float32).to(device)
+        vae = read_vae(arguments.vae).to(device)
         self.space = LatentSpace(trainable(vae))
         self.model = DemoModel().to(device)
         if arguments.resume is not None:
