@@ -19,7 +19,7 @@ from torch import Tensor
 from training.demo_world import scene, trajectories
 from training.demo_world.encoder import ClipEncoder
 from training.demo_world.poses import pose_features
-from training.demo_world.vae import decode
+from training.demo_world.vae_model import decode
 
 FRAMES_PER_CHUNK = 3
 OPENING_FRAMES = 9

@@ -1,7 +1,7 @@
 """The trained VAE's encoder over whole clips in one pass, frozen, for the many walks that a training run looks at.
 
-Equal to `vae.encode` up to rounding, with less to move: nothing is cached from one part of a clip to the next, weights
-are cast and folded once, and everything between two convolutions is one kernel where it is compiled.
+Equal to `vae_model.encode` up to rounding, with less to move: nothing is cached from one part of a clip to the next,
+weights are cast and folded once, and everything between two convolutions is one kernel where it is compiled.
 
 Shape suffixes: B clips, M media frames, T frames at some depth, H W rows and columns at that depth, C channels, F Y X
 latent frames, rows and columns.

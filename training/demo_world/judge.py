@@ -25,7 +25,7 @@ from training.demo_world.drift import drift
 from training.demo_world.model import DemoModel, PromptTable
 from training.demo_world.network import TrainingNetwork
 from training.demo_world.trajectories import Float64
-from training.demo_world.vae import read_vae, trainable
+from training.demo_world.vae_model import read_vae, trainable
 
 REPORTED_CHUNKS = (1, 2, 3, 6, 10, 12, 15, 20, 26)
 DRIFT_CHUNKS = (1, 3, 6, 10, 20)

@@ -41,7 +41,7 @@ from training.demo_world.model import (
 from training.demo_world.optimizer import Optimizer
 from training.demo_world.ring import WalkRing
 from training.demo_world.steps import Stepper
-from training.demo_world.vae import read_vae, trainable
+from training.demo_world.vae_model import read_vae, trainable
 
 WARM_UP_STEPS = 100
 AGREE_EVERY = 20

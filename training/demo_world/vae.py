@@ -13,143 +13,30 @@ from __future__ import annotations
 
 import argparse
 import copy
-import functools
 import json
 import math
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from diffusers import AutoencoderKLWan
-from diffusers.models.autoencoders.autoencoder_kl_wan import WanCausalConv3d, WanRMS_norm, WanUpsample
-from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor
 
-from training.demo_world import scene, trajectories
+from training.demo_world import scene
 from training.demo_world.files import located, replacing, write_tensors
 from training.demo_world.options import count, folder_with, number
+from training.demo_world.vae_clips import ClipPool, make_pool
+from training.demo_world.vae_model import CONFIG, decode, encode, read_vae, strip, trainable
+from training.demo_world.vae_report import evaluate
 
-CONFIG = {
-    "base_dim": 16,
-    "z_dim": 16,
-    "dim_mult": [1, 2, 4, 4],
-    "num_res_blocks": 1,
-    "attn_scales": [],
-    "temperal_downsample": [False, True, True],
-    "dropout": 0.0,
-}
 WARM_UP_STEPS = 300
 EMA_DECAY = 0.999
 SQUARED_WEIGHT = 4.0
 KL_WEIGHT = 1e-4
 MAX_LATENT_NOISE, MAX_DECODER_NOISE = 0.08, 0.04
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClipPool:
-    """Walks to draw clips of one length from: poses [N, M, 12], styles [N, M], on the training device."""
-
-    poses: Tensor
-    styles: Tensor
-    clips_per_step: int
-
-    def draw(self, num_clips: int) -> Tensor:
-        """Render a random batch, float [B, 3, M, H, W] in [-1, 1]."""
-        chosen = torch.randint(0, len(self.poses), (num_clips,), device=self.poses.device)
-        frames = scene.render(self.poses[chosen].flatten(0, 1), self.styles[chosen].flatten())
-        clips = frames.view(num_clips, -1, scene.HEIGHT, scene.WIDTH, 3).permute(0, 4, 1, 2, 3)
-        return (clips.float() / 127.5 - 1).contiguous(memory_format=torch.channels_last_3d)
-
-
-def make_pool(
-    rng: np.random.Generator, device: torch.device, *, walks: int, latent_frames: int, switch_chance: float, clips: int
-) -> ClipPool:
-    """Plan walks; `switch_chance` of them change style somewhere after the first media frame."""
-    keys = trajectories.sample_keys(rng, walks, latent_frames)
-    headings = rng.random(walks) * 2 * math.pi
-    tilts = np.radians(rng.integers(-4, 5, walks) * 4.0) * (rng.random(walks) < 0.4)
-    poses = trajectories.media_poses(trajectories.walk(keys, trajectories.sample_starts(rng, walks), headings, tilts))
-    styles = np.repeat(rng.integers(0, len(scene.STYLES), walks)[:, None], poses.shape[1], axis=1)
-    for index in np.nonzero(rng.random(walks) < switch_chance)[0]:
-        styles[index, 1 + 4 * rng.integers(0, latent_frames - 1) :] = rng.integers(0, len(scene.STYLES))
-    return ClipPool(
-        poses=torch.from_numpy(poses).to(device),
-        styles=torch.from_numpy(styles.astype(np.int32)).to(device),
-        clips_per_step=clips,
-    )
-
-
-# ---------------------------------------------------------------- the network
-
-
-def trainable(vae: AutoencoderKLWan) -> AutoencoderKLWan:
-    """Give the layers forwards that train fast: 3-D convolutions as one 2-D convolution over stacked time taps.
-
-    Equal to the stock layers up to rounding; parameters and their names stay.
-    """
-    for layer in vae.modules():
-        if isinstance(layer, WanCausalConv3d):
-            layer.forward = functools.partial(_folded_convolution, layer)
-        elif isinstance(layer, WanRMS_norm):
-            layer.forward = functools.partial(_rms_norm, layer)
-        elif isinstance(layer, WanUpsample):
-            layer.forward = functools.partial(F.interpolate, scale_factor=(2.0, 2.0), mode="nearest")
-    return vae
-
-
-def _folded_convolution(layer: WanCausalConv3d, x: Tensor, cache_x: Tensor | None = None) -> Tensor:
-    padding, stride = list(layer._padding), layer.stride[0]
-    time_taps, rows, columns = layer.kernel_size
-    y = x.permute(0, 2, 3, 4, 1)
-    if cache_x is not None and padding[4] > 0:
-        y = torch.cat([cache_x.permute(0, 2, 3, 4, 1).to(y.dtype), y], dim=1)
-        padding[4] -= cache_x.shape[2]
-    if padding[4] > 0:
-        y = F.pad(y, (0, 0, 0, 0, 0, 0, padding[4], 0))
-    batch, frames, height, width, channels = y.shape
-    out_frames = (frames - time_taps) // stride + 1
-    if time_taps > 1:
-        y = torch.cat([y[:, tap : tap + (out_frames - 1) * stride + 1 : stride] for tap in range(time_taps)], dim=-1)
-    images = y.reshape(batch * out_frames, height, width, time_taps * channels).permute(0, 3, 1, 2)
-    weight = layer.weight.permute(0, 2, 1, 3, 4).reshape(layer.out_channels, time_taps * channels, rows, columns)
-    out = F.conv2d(images, weight, layer.bias, layer.stride[1:], (padding[2], padding[0]))
-    return out.permute(0, 2, 3, 1).reshape(batch, out_frames, *out.shape[2:], -1).permute(0, 4, 1, 2, 3)
-
-
-def _rms_norm(layer: WanRMS_norm, x: Tensor) -> Tensor:
-    dim = 1 if layer.channel_first else -1
-    scale = torch.rsqrt(x.float().square().mean(dim, keepdim=True) + 1e-12)
-    return x * scale.to(x.dtype) * layer.gamma.to(x.dtype)
-
-
-def encode(vae: AutoencoderKLWan, frames_BCMHW: Tensor) -> Tensor:
-    """Return mean and log variance [B, 2z, F, H/8, W/8]: the first frame by itself, then all others in one call."""
-    vae.clear_cache()
-    moments = []
-    for part in (frames_BCMHW[:, :, :1], frames_BCMHW[:, :, 1:]):
-        if part.shape[2]:
-            vae._enc_conv_idx = [0]
-            moments.append(vae.encoder(part, feat_cache=vae._enc_feat_map, feat_idx=vae._enc_conv_idx))
-    vae_moments = vae.quant_conv(torch.cat(moments, dim=2))
-    vae.clear_cache()
-    return vae_moments
-
-
-def decode(vae: AutoencoderKLWan, latents_BCFHW: Tensor) -> Tensor:
-    """Return frames [B, 3, M, H, W] of unnormalised latents: the first by itself, then all others in one call."""
-    vae.clear_cache()
-    hidden = vae.post_quant_conv(latents_BCFHW)
-    frames = []
-    for index, part in enumerate((hidden[:, :, :1], hidden[:, :, 1:])):
-        if part.shape[2]:
-            vae._conv_idx = [0]
-            frames.append(vae.decoder(part, feat_cache=vae._feat_map, feat_idx=vae._conv_idx, first_chunk=index == 0))
-    vae.clear_cache()
-    return torch.cat(frames, dim=2)
 
 
 # ---------------------------------------------------------------- one step
@@ -292,44 +179,7 @@ class Trainer:
         }
 
 
-# ---------------------------------------------------------------- evaluation and export
-
-
-@torch.no_grad()
-def evaluate(vae: AutoencoderKLWan, pool: ClipPool, num_clips: int) -> tuple[dict[str, object], Image.Image]:
-    """Encode and decode held-out long clips in float32; PSNR in dB over [-1, 1], overall and by media frame.
-
-    The picture shows the first clip, truth above decoded.
-    """
-    sheets: list[Image.Image] = []
-    errors, latents = [], []
-    for _ in range(num_clips):
-        clips = pool.draw(1)
-        mean = encode(vae, clips)[:, : vae.config.z_dim]
-        decoded = decode(vae, mean).clamp(-1, 1)
-        errors.append((decoded - clips).square().mean(dim=(0, 1, 3, 4)))
-        latents.append(mean.float())
-        if not sheets:
-            sheets.append(contact_sheet(clips, decoded))
-    stacked, error = torch.cat(latents), torch.stack(errors)
-    psnr = 10 * torch.log10(4 / error)
-    report: dict[str, object] = {
-        "psnr_db": psnr.mean().item(),
-        "psnr_db_by_frame": [round(value, 2) for value in psnr.mean(dim=0)[::8].tolist()],
-        "latents_mean": stacked.mean(dim=(0, 2, 3, 4)).tolist(),
-        "latents_std": stacked.std(dim=(0, 2, 3, 4)).tolist(),
-    }
-    return report, sheets[0]
-
-
-def contact_sheet(truth: Tensor, decoded: Tensor, columns: int = 10) -> Image.Image:
-    """Put frames of the first clip above what became of them."""
-    step = max(1, truth.shape[2] // columns)
-    rows = []
-    for clips in (truth, decoded):
-        frames = ((clips[0, :, ::step][:, :columns] + 1) * 127.5).round().byte().permute(1, 2, 3, 0).cpu().numpy()
-        rows.append(np.concatenate(list(frames), axis=1))
-    return Image.fromarray(np.concatenate(rows, axis=0))
+# ---------------------------------------------------------------- export
 
 
 def export(
@@ -353,20 +203,6 @@ def export(
         final.save_config(unfinished / "vae")
         write_tensors(weights, unfinished / "vae" / "diffusion_pytorch_model.safetensors")
     return report
-
-
-def read_vae(folder: Path) -> AutoencoderKLWan:
-    """Read a diffusers folder in float32. Raises FileNotFoundError if it is none; nothing is looked for elsewhere."""
-    if not (folder / "config.json").is_file():
-        raise FileNotFoundError(f"{folder}: expected the folder of a VAE, has no config.json")
-    return AutoencoderKLWan.from_pretrained(folder, torch_dtype=torch.float32, local_files_only=True)
-
-
-def strip(vae: AutoencoderKLWan) -> AutoencoderKLWan:
-    """Return a copy with the stock layers and the same weights."""
-    plain = AutoencoderKLWan(**CONFIG).to(next(vae.parameters()).device)
-    plain.load_state_dict(vae.state_dict())
-    return plain
 
 
 # ---------------------------------------------------------------- the run

@@ -8,7 +8,7 @@ from diffusers import AutoencoderKLWan
 
 from training.demo_world import encoder
 from training.demo_world.encoder import ClipEncoder
-from training.demo_world.vae import CONFIG
+from training.demo_world.vae_model import CONFIG
 
 
 def _vae() -> AutoencoderKLWan:

@@ -13,7 +13,7 @@ from diffusers import AutoencoderKLWan
 from safetensors.torch import load_file
 from torch import Tensor
 
-from training.demo_world import judge, model, scene, transformer, vae
+from training.demo_world import judge, model, scene, transformer, vae_model
 from training.demo_world.transformer import Clock, learning_rate_at
 
 
@@ -56,7 +56,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         monkeypatch.setattr(scene, name, 16)
     torch.manual_seed(0)
     folder = tmp_path / "vae"
-    AutoencoderKLWan(**{**vae.CONFIG, "base_dim": 4, "dim_mult": [1, 1, 1, 1]}).save_pretrained(folder)
+    AutoencoderKLWan(**{**vae_model.CONFIG, "base_dim": 4, "dim_mult": [1, 1, 1, 1]}).save_pretrained(folder)
     return folder
 
 

@@ -10,7 +10,9 @@ from diffusers import AutoencoderKLWan
 from safetensors.torch import load_file
 
 from training.demo_world import vae as vae_program
-from training.demo_world.vae import CONFIG, ClipPool, Trainer, decode, encode, read_vae, strip, trainable
+from training.demo_world.vae import Trainer
+from training.demo_world.vae_clips import ClipPool
+from training.demo_world.vae_model import CONFIG, decode, encode, read_vae, strip, trainable
 
 
 def test_folded_layers_and_whole_clip_calls_equal_the_stock_model() -> None:
