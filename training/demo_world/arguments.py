@@ -11,7 +11,7 @@ import torch
 from training.demo_world import scene
 from training.demo_world.batches import CHUNKS
 from training.demo_world.dataset import FRAMES_PER_CHUNK, LATER_FRAMES, OPENING_FRAMES, PORTION
-from training.demo_world.options import count, folder_with, number
+from training.demo_world.options import count, folder_with, make_out, number, trained_part
 
 ROLL_OUT_EVERY = 120
 """Steps between histories of the model's own making, whose time is that of launching them, however many."""
@@ -25,8 +25,7 @@ def read_arguments() -> argparse.Namespace:
     some = count(least=1)
     parser = argparse.ArgumentParser(description="Train the demo world's transformer for a bounded time.")
     parser.add_argument("--out", type=Path, required=True)
-    vae = folder_with("config.json")
-    parser.add_argument("--vae", type=vae, required=True, help="diffusers folder of the trained VAE")
+    parser.add_argument("--vae", type=trained_part, required=True, help="diffusers folder of the trained VAE")
     duration = parser.add_mutually_exclusive_group(required=True)
     duration.add_argument("--seconds", type=positive, help="training time; data and evaluation not counted")
     duration.add_argument(
@@ -80,6 +79,7 @@ def read_arguments() -> argparse.Namespace:
             f"own histories are of walks that stay for {ROLL_OUT_EVERY} steps, which renew up to {renewed} of "
             f"{arguments.walks}: expected more --walks, a larger --seen, or fewer --clips"
         )
+    make_out(parser, arguments.out)
     return arguments
 
 

@@ -24,8 +24,9 @@ from typing import Any, NoReturn
 import numpy as np
 from PIL import Image
 
+from clients.python import ConnectFailed
 from training.demo_world import scene, served, trajectories
-from training.demo_world.options import count
+from training.demo_world.options import count, make_out
 from training.demo_world.served import Script
 
 CHUNKS_SHOWN = (1, 3, 6, 10, 12, 20)
@@ -291,7 +292,7 @@ def main() -> None:
         _compile_renderer()
     except FileNotFoundError as error:
         sys.exit(f"{parser.prog}: the true pictures need a C++ compiler, and {error.filename} was not found")
-    arguments.out.mkdir(parents=True, exist_ok=True)
+    make_out(parser, arguments.out)
     with ExitStack() as stack:
         url = arguments.url
         if url is None:
@@ -300,7 +301,10 @@ def main() -> None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="worldserve-evaluate-")))
             url = stack.enter_context(demo_process(folder / "server.log")).world_url
         evaluation = Evaluation(url, plan, arguments.out)
-        asyncio.run(evaluation.run())
+        try:
+            asyncio.run(evaluation.run())
+        except ConnectFailed as error:
+            sys.exit(f"{parser.prog}: {error}")
     print(table(evaluation.rows), end="", flush=True)
 
 

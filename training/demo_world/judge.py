@@ -24,6 +24,7 @@ from training.demo_world.dataset import FRAMES_PER_CHUNK, LatentSpace, draw, rel
 from training.demo_world.drift import drift
 from training.demo_world.model import DemoModel, PromptTable
 from training.demo_world.network import TrainingNetwork
+from training.demo_world.options import make_out
 from training.demo_world.trajectories import Float64
 from training.demo_world.vae_model import read_vae, trainable
 
@@ -187,7 +188,7 @@ def main() -> None:
     scene.add_changes(parser)
     parser.add_argument("--smoke", action="store_true", help="a few chunks, to try the program on a CPU")
     arguments = parser.parse_args()
-    arguments.out.mkdir(parents=True, exist_ok=True)
+    make_out(parser, arguments.out)
     scene.change(poplars=arguments.poplars, cutaway_m=arguments.cutaway)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     vae = read_vae(arguments.checkpoint / "vae").to(device)

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import argparse
 import math
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
+
+from worldmodel.checkpoint.diffusers import weight_files
+from worldmodel.checkpoint.errors import CheckpointError
+from worldmodel.checkpoint.json_file import read_json_object
 
 
 def number(
@@ -48,6 +53,27 @@ def folder_with(*names: str) -> Callable[[str], Path]:
 
     read.__name__ = "folder"
     return read
+
+
+def trained_part(text: str) -> Path:
+    """An option's type: a component's diffusers folder whose weights are all there."""
+    folder = folder_with("config.json")(text)
+    try:
+        read_json_object(folder / "config.json")
+        weight_files(folder)
+    except CheckpointError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return folder
+
+
+def make_out(parser: argparse.ArgumentParser, folder: Path) -> None:
+    """Make the folder of `--out`; ends the process, naming the option, where nothing can be written there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        parser.error(f"argument --out: expected a folder to write to; {folder}: {error.strerror}")
 
 
 def _expect_within(

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 
 from training.demo_world import compiled
+from training.demo_world.options import number
 
 HEIGHT, WIDTH = 96, 160
 FOCAL_X, FOCAL_Y = 500.0 * WIDTH / 832, 500.0 * HEIGHT / 480
@@ -176,8 +177,10 @@ PALETTES: Floats = np.array(
 
 def add_changes(parser: argparse.ArgumentParser) -> None:
     """Add the options whose values `change` takes to those of a program."""
-    parser.add_argument("--poplars", type=float, help="how much of the far poplars shows, 0 to 1, if not as shipped")
-    parser.add_argument("--cutaway", type=float, help="metres within which things fade, if not as shipped")
+    parser.add_argument(
+        "--poplars", type=number(least=0, most=1), help="how much of the far poplars shows, 0 to 1, if not as shipped"
+    )
+    parser.add_argument("--cutaway", type=number(least=0), help="metres within which things fade, if not as shipped")
 
 
 def change(*, poplars: float | None = None, cutaway_m: float | None = None) -> None:

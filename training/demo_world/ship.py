@@ -20,6 +20,10 @@ from training.demo_world import scene, trajectories
 from training.demo_world.files import located, replacing, settle
 from worldmodel.checkpoint.diffusers import weight_files
 from worldmodel.checkpoint.errors import CheckpointError
+from worldmodel.checkpoint.json_file import read_json_object
+
+FIXED = ("model_index.json", "scheduler", "tokenizer")
+"""What a checkpoint has that no training makes."""
 
 STARTS: dict[str, tuple[float, float, float]] = {
     "day": (6.0, 6.0, 222.0),
@@ -86,13 +90,17 @@ def assemble(run: Path, vae: Path, out: Path) -> None:
     """Replace the trained parts of a checkpoint folder, once all of them are known to be whole.
 
     A part that lies where it belongs already stays. Raises `CheckpointError` naming a source that has no config.json
-    or whose weights are not all there; nothing is replaced then.
+    or whose weights are not all there, or what is missing in `out`; nothing is replaced then.
     """
+    lacking = [name for name in FIXED if not (out / name).exists()]
+    if lacking:
+        raise CheckpointError(str(out), f"expected a checkpoint to put parts into, has no {', '.join(lacking)}")
     settle(out)
     sources = {name: located(run, name) for name in ("transformer", "text_encoder")} | {"vae": vae}
     for source in sources.values():
         if not (source / "config.json").is_file():
             raise CheckpointError(str(source), "expected a trained part, has no config.json")
+        read_json_object(source / "config.json")
         weight_files(source)
     images = {name: start_image(name) for name in STARTS}
     with replacing(out) as unfinished:

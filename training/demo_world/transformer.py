@@ -325,7 +325,6 @@ class Run:
 
 def main() -> None:
     arguments = read_arguments()
-    arguments.out.mkdir(parents=True, exist_ok=True)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     torch.backends.cudnn.benchmark = True
     rank, on_gpu = int(os.environ.get("RANK", "0")), torch.cuda.is_available()

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from training.demo_world import scene
 from training.demo_world.files import located, replacing, write_tensors
-from training.demo_world.options import count, folder_with, number
+from training.demo_world.options import count, make_out, number, trained_part
 from training.demo_world.vae_clips import ClipPool, make_pool
 from training.demo_world.vae_model import CONFIG, decode, encode, read_vae, strip, trainable
 from training.demo_world.vae_report import evaluate
@@ -250,7 +250,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train the demo world's VAE for a bounded time.")
     parser.add_argument("--out", type=Path, required=True, help="folder for weights, report and contact sheet")
     parser.add_argument("--seconds", type=number(above=0), required=True, help="training time, set-up not counted")
-    parser.add_argument("--start", type=folder_with("config.json"), help="diffusers VAE folder to start from")
+    parser.add_argument("--start", type=trained_part, help="diffusers VAE folder to start from")
     parser.add_argument("--resume", type=_run_folder, help="--out of an earlier run to go on from")
     parser.add_argument("--decoder-only", action="store_true", help="leave encoder and latents as --start has them")
     parser.add_argument("--peak", type=number(above=0), default=1.2e-3, help="learning rate")
@@ -261,7 +261,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.decoder_only and arguments.start is None:
         parser.error("--decoder-only needs --start, the VAE whose encoder and latents stay")
-    arguments.out.mkdir(parents=True, exist_ok=True)
+    make_out(parser, arguments.out)
     scene.change(poplars=arguments.poplars, cutaway_m=arguments.cutaway)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(arguments.seed)

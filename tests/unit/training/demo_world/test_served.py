@@ -223,6 +223,21 @@ def test_a_compiler_that_is_missing_is_named_before_a_server_starts(
     assert servers == []
 
 
+@pytest.mark.usefixtures("blank")
+def test_an_out_that_is_no_folder_is_refused_before_a_server_starts(
+    evaluate: Callable[..., object], servers: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "out").touch()
+    assert evaluate() == 2
+    assert "argument --out: expected a folder to write to" in capsys.readouterr().err
+    assert servers == []
+
+
+@pytest.mark.usefixtures("blank")
+def test_a_server_that_is_not_there_is_said_in_a_line(evaluate: Callable[..., object]) -> None:
+    assert "cannot connect to ws://127.0.0.1:1/v1/world" in str(evaluate("--url", "ws://127.0.0.1:1/v1/world"))
+
+
 def test_the_table_shows_what_was_measured_beside_bar_and_aim() -> None:
     text = evaluation.table({"PSNR at chunk 6, dB": 17.04, "something else": 1.0})
     assert text.splitlines()[2:] == ["| PSNR at chunk 6, dB | 17.0 | 17.7 | 21 | 24 |"]

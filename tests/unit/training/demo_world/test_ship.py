@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -22,21 +23,23 @@ def _no_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _make_part(folder: Path, part: str, content: str) -> None:
     (folder / part).mkdir(parents=True)
-    (folder / part / "config.json").write_text(content)
+    (folder / part / "config.json").write_text(json.dumps({"of": content}))
     write_tensors({content: torch.zeros(1)}, folder / part / f"{PARTS[part]}.safetensors")
 
 
 def _make(folder: Path, content: str) -> Path:
     for part in PARTS:
         _make_part(folder, part, content)
+    for name in ship.FIXED:
+        (folder / name).touch()
     return folder
 
 
 def _read(folder: Path) -> dict[str, str]:
+    contents = {part: json.loads((folder / part / "config.json").read_text())["of"] for part in PARTS}
     for part, stem in PARTS.items():
-        text = (folder / part / "config.json").read_text()
-        assert text.encode() in (folder / part / f"{stem}.safetensors").read_bytes()
-    return {part: (folder / part / "config.json").read_text() for part in PARTS}
+        assert contents[part].encode() in (folder / part / f"{stem}.safetensors").read_bytes()
+    return contents
 
 
 def test_a_run_s_parts_replace_those_of_the_checkpoint(tmp_path: Path) -> None:
@@ -44,7 +47,7 @@ def test_a_run_s_parts_replace_those_of_the_checkpoint(tmp_path: Path) -> None:
     (out / "vae" / "another.safetensors").touch()
     ship.assemble(run, run / "vae", out)
     assert _read(out) == dict.fromkeys(PARTS, "new")
-    assert {path.name for path in out.iterdir()} == {*PARTS, "examples", "layout.json"}
+    assert {path.name for path in out.iterdir()} == {*PARTS, *ship.FIXED, "examples", "layout.json"}
     assert not (out / "vae" / "another.safetensors").exists()
     assert {path.stem for path in (out / "examples").iterdir()} == set(ship.STARTS)
 
@@ -67,13 +70,23 @@ def test_nothing_changes_unless_every_part_is_whole(
     with pytest.raises(CheckpointError, match=f"run/{part}"):
         ship.assemble(run, run / "vae", out)
     weights.write_bytes(content)
+    config.write_text("[]")
+    with pytest.raises(CheckpointError, match=rf"run/{part}/config\.json"):
+        ship.assemble(run, run / "vae", out)
     config.unlink()
     argv = ["ship", "--run", str(run), "--vae", str(run / "vae"), "--out", str(out)]
     monkeypatch.setattr("sys.argv", argv)
     with pytest.raises(SystemExit, match=rf"run/{part}: expected a trained part, has no config\.json"):
         ship.main()
     assert _read(out) == dict.fromkeys(PARTS, "old")
-    assert {path.name for path in out.iterdir()} == set(PARTS)
+    assert {path.name for path in out.iterdir()} == {*PARTS, *ship.FIXED}
+
+
+def test_parts_are_not_put_where_no_checkpoint_is(tmp_path: Path) -> None:
+    run, out = _make(tmp_path / "run", "new"), tmp_path / "out"
+    with pytest.raises(CheckpointError, match=r"out: .*has no model_index\.json, scheduler, tokenizer"):
+        ship.assemble(run, run / "vae", out)
+    assert not out.exists()
 
 
 def test_a_run_that_ended_while_it_saved_is_shipped_whole(tmp_path: Path) -> None:
