@@ -67,7 +67,7 @@ def take(browser: Browser, url: str, folder: Path) -> None:
     page = open_page(browser, url, color_scheme="dark")
     page.page.wait_for_selector("#loading-stages .done >> nth=2")
     save(page, folder / "page_loading.jpg")
-    choose(page, "sunset")
+    choose(page, "desert")
     walk(page, "w")
     save(page, folder / "page.jpg")
     page.close()
