@@ -58,7 +58,7 @@ def num_colours(picture: list[int]) -> int:
 
 def test_a_world_plays_is_walked_through_and_is_watched(browser: Browser, demo_url: str) -> None:
     world = open_world(browser, demo_url)
-    assert "tiny preview model" in world.page.inner_text("#notice")
+    assert "tiny model" in world.page.inner_text("#notice")
     first = world.picture()
     forward = _picture_under(world, "w")
     assert difference(first, forward) > 0
