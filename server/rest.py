@@ -287,8 +287,8 @@ def _read_layout(path: Path) -> WorldLayout | None:
         return WorldLayout.model_validate_json(path.read_bytes())
     except ValidationError as error:
         first = error.errors()[0]
-        field = ".".join(map(str, first["loc"]))
-        raise ServerError(ErrorCode.INTERNAL, f"layout.json of the checkpoint: {field}: {first['msg']}") from error
+        field = f"{'.'.join(map(str, first['loc']))}: " if first["loc"] else ""
+        raise ServerError(ErrorCode.INTERNAL, f"layout.json of the checkpoint: {field}{first['msg']}") from error
 
 
 @router.head("/healthz", include_in_schema=False)
