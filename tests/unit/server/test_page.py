@@ -48,7 +48,7 @@ async def test_a_layout_that_no_map_can_draw_is_an_error_that_names_the_field(
 async def test_a_layout_that_is_no_object_is_an_error_without_a_field(tmp_path: Path) -> None:
     (tmp_path / "layout.json").write_text("[]")
     async with _client(tmp_path) as client:
-        with pytest.raises(ServerError, match="layout.json of the checkpoint: Input should be an object"):
+        with pytest.raises(ServerError, match=r"layout\.json of the checkpoint: Input should be an object"):
             await client.get("/v1/layout")
 
 
