@@ -249,7 +249,7 @@ async def test_a_new_prompt_shows_its_own_style(demo: DemoProcess) -> None:
         watched = Watched(start=DAY, world=world)
         await watched.take(1)
         for style in others:
-            await watched.take_through(await watched.send(prompt=served.prompt_of(style)), 2)
+            await watched.take_through(await watched.send(prompt=served.prompt_of(style)), 1)
             shown.append(served.nearest(watched.chunks[-1].frames()[-1:], list(true[:, None])))
     assert shown == others
 

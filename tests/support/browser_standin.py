@@ -128,7 +128,7 @@ def ready_info() -> dict[str, Any]:
         "reason": None,
         "load": {"stage": "ready", "fraction": 1.0, "detail": ""},
         "error": None,
-        "notice": "A tiny preview model: it steers for a few seconds, then blurs.",
+        "notice": "A tiny model that knows one small place.",
         "start_images": START_IMAGES,
         "prompts": list(WORLDS.values()),
     }
