@@ -14,6 +14,10 @@ from pathlib import Path
 NUM_KEPT = 4
 
 
+class CompilerMissing(Exception):
+    """There is no compiler; says which, and how to install it."""
+
+
 def private_folder() -> Path:
     """Return a folder of ours for compiled libraries: in the user's cache, or, without one, in the temp folder."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -53,7 +57,7 @@ def library(
     """Load what the last of `sources` compiles to; the others are what it includes.
 
     Raises:
-        RuntimeError: There is no compiler.
+        CompilerMissing: There is no compiler.
     """
     # `-march=native` is for this host's CPU, and a user's cache may be shared by several hosts.
     content = " ".join([os.uname().nodename, *compile_command, *link_command]).encode() + b"".join(
@@ -77,7 +81,7 @@ def _run(command: Sequence[str]) -> None:
     try:
         subprocess.run(command, check=True)
     except FileNotFoundError as error:
-        raise RuntimeError(
+        raise CompilerMissing(
             f"drawing the demo world on a CPU needs the C++ compiler {command[0]}, which is not on PATH; install it "
             "(Debian and Ubuntu: `apt-get install g++`; Fedora: `dnf install gcc-c++`)"
         ) from error

@@ -26,6 +26,7 @@ from PIL import Image
 
 from clients.python import ConnectFailed
 from training.demo_world import scene, served, trajectories
+from training.demo_world.compiled import CompilerMissing
 from training.demo_world.options import count, make_out
 from training.demo_world.served import Script
 
@@ -290,8 +291,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _leave)
     try:
         _compile_renderer()
-    except FileNotFoundError as error:
-        sys.exit(f"{parser.prog}: the true pictures need a C++ compiler, and {error.filename} was not found")
+    except (CompilerMissing, PermissionError) as error:
+        sys.exit(f"{parser.prog}: {error}")
     make_out(parser, arguments.out)
     with ExitStack() as stack:
         url = arguments.url

@@ -87,6 +87,6 @@ def test_a_content_is_compiled_once_and_the_newest_four_are_kept(folder: Path, t
 def test_without_a_compiler_the_error_says_what_to_install(folder: Path, tmp_path: Path) -> None:
     source = tmp_path / "source.cpp"
     source.touch()
-    with pytest.raises(RuntimeError, match=r"apt-get install g\+\+"):
+    with pytest.raises(compiled.CompilerMissing, match=r"apt-get install g\+\+"):
         compiled.library("scene", [source], ["no-such-compiler"], ["no-such-compiler"], folder)
     assert list(folder.iterdir()) == []

@@ -213,13 +213,13 @@ def test_a_signal_to_end_takes_the_server_along(
 
 
 def test_a_compiler_that_is_missing_is_named_before_a_server_starts(
-    evaluate: Callable[..., object], servers: list[str], monkeypatch: pytest.MonkeyPatch
+    evaluate: Callable[..., object], servers: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def render(poses: np.ndarray, styles: np.ndarray) -> torch.Tensor:
-        raise FileNotFoundError(2, "No such file or directory", "g++")
-
-    monkeypatch.setattr(scene, "render", render)
-    assert str(evaluate()).endswith("the true pictures need a C++ compiler, and g++ was not found")
+    # Nothing has been compiled yet, in this process or in the user's cache.
+    monkeypatch.setattr(scene, "_cpu_library", scene._cpu_library.__wrapped__)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "needs the C++ compiler g++, which is not on PATH; install it" in str(evaluate())
     assert servers == []
 
 
