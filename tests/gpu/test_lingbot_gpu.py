@@ -12,11 +12,9 @@ import pytest
 import torch
 
 from kvcache.cache import KVCache
-from server.config_reading import load_config
-from server.package_files import bundled_config
+from tests.support.demo_server import demo_start_worker
 from tests.support.lingbot_golden import tensors
 from tests.support.lingbot_network import transformer, transformer_config
-from worldmodel.catalog import options_parser
 from worldmodel.lingbot import adapter as lingbot_adapter
 from worldmodel.lingbot.controls import parse_control
 from worldmodel.lingbot.noise import NoiseState, PerChunkNoise
@@ -62,18 +60,7 @@ def exact_matmul() -> Iterator[None]:
 
 
 def start(device: str, precision: str = "fp32", **options: object) -> StartWorker:
-    config = load_config(bundled_config("demo"), environment={})
-    return StartWorker(
-        model=config.model.name,
-        checkpoint=str(config.checkpoint_path),
-        width=config.model.width,
-        height=config.model.height,
-        fps=config.model.fps,
-        device=device,
-        precision=precision,
-        requested_sessions=3,
-        model_options=options_parser(config.model.name)({**config.model.options, **options}),
-    )
+    return demo_start_worker(device, precision, 3, **options)
 
 
 def load(start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch, *, cpu_noise: bool) -> Runtime:

@@ -15,10 +15,9 @@ import pytest
 import torch
 
 from server.package_files import bundled_config
-from tests.support.demo_server import Start, Watched, demo_config
+from tests.support.demo_server import Start, Watched, demo_start_worker
 from tests.support.fake_model import close_session, image, keys, open_session, reset_session, tick
 from tests.support.server_process import ServerProcess, running_configuration
-from worldmodel.catalog import options_parser
 from worldmodel.errors import RequestRefused
 from worldmodel.lingbot.adapter import create_adapter
 from worldmodel.lingbot.config import LingBotOptions
@@ -39,18 +38,7 @@ SLACK_BYTES = 2 * 2**30
 
 
 def start() -> StartWorker:
-    config = demo_config()
-    return StartWorker(
-        model=config.model.name,
-        checkpoint=str(config.checkpoint_path),
-        width=config.model.width,
-        height=config.model.height,
-        fps=config.model.fps,
-        device=DEVICE,
-        precision="bf16",
-        requested_sessions=REQUESTED,
-        model_options=options_parser(config.model.name)({**config.model.options, "graphs": "auto"}),
-    )
+    return demo_start_worker(DEVICE, "bf16", REQUESTED, graphs="auto")
 
 
 def test_a_full_device_refuses_one_more_session_and_runs_the_others_past_their_windows() -> None:

@@ -21,7 +21,7 @@ from server.package_files import bundled_config
 from server.uploads import decode_image
 from server.worker import Worker
 from worldmodel import catalog
-from worldmodel.messages import Control, ControlEvent, MediaFormat
+from worldmodel.messages import Control, ControlEvent, MediaFormat, StartWorker
 
 CAMERA = "camera"
 ACTIONS = "lingbot.camera_actions.v1"
@@ -32,6 +32,22 @@ Latents = npt.NDArray[np.float32]
 def demo_config() -> ServerConfig:
     """Return what `worldserve demo` runs with."""
     return load_config(bundled_config("demo"), environment={})
+
+
+def demo_start_worker(device: str, precision: str, requested_sessions: int, **options: object) -> StartWorker:
+    """Return a first message to a worker of the demo world, with model options in place of the demo's."""
+    config = demo_config()
+    return StartWorker(
+        model=config.model.name,
+        checkpoint=str(config.checkpoint_path),
+        width=config.model.width,
+        height=config.model.height,
+        fps=config.model.fps,
+        device=device,
+        precision=precision,
+        requested_sessions=requested_sessions,
+        model_options=catalog.options_parser(config.model.name)({**config.model.options, **options}),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
