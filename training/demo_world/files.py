@@ -15,6 +15,9 @@ from pathlib import Path
 from safetensors.torch import save
 from torch import Tensor
 
+from worldmodel.checkpoint.diffusers import weight_files
+from worldmodel.checkpoint.json_file import read_json_object
+
 _UNFINISHED, _FINISHED = "unfinished", "finished"
 
 
@@ -57,6 +60,12 @@ def located(folder: Path, name: str) -> Path:
     """Return where a file or folder is to be read; changes nothing."""
     finished = folder / _FINISHED / name
     return finished if finished.exists() else folder / name
+
+
+def expect_whole(part: Path) -> None:
+    """Raise `CheckpointError` if a trained part's config.json is no object, or its weights are not all there."""
+    read_json_object(part / "config.json")
+    weight_files(part)
 
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:

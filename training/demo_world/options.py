@@ -8,9 +8,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from worldmodel.checkpoint.diffusers import weight_files
+from training.demo_world.files import expect_whole
 from worldmodel.checkpoint.errors import CheckpointError
-from worldmodel.checkpoint.json_file import read_json_object
 
 
 def number(
@@ -59,8 +58,7 @@ def trained_part(text: str) -> Path:
     """An option's type: a component's diffusers folder whose weights are all there."""
     folder = folder_with("config.json")(text)
     try:
-        read_json_object(folder / "config.json")
-        weight_files(folder)
+        expect_whole(folder)
     except CheckpointError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     return folder

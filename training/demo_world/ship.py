@@ -17,10 +17,8 @@ import numpy as np
 from PIL import Image
 
 from training.demo_world import scene, trajectories
-from training.demo_world.files import located, replacing, settle
-from worldmodel.checkpoint.diffusers import weight_files
+from training.demo_world.files import expect_whole, located, replacing, settle
 from worldmodel.checkpoint.errors import CheckpointError
-from worldmodel.checkpoint.json_file import read_json_object
 
 FIXED = ("model_index.json", "scheduler", "tokenizer")
 """What a checkpoint has that no training makes."""
@@ -100,8 +98,7 @@ def assemble(run: Path, vae: Path, out: Path) -> None:
     for source in sources.values():
         if not (source / "config.json").is_file():
             raise CheckpointError(str(source), "expected a trained part, has no config.json")
-        read_json_object(source / "config.json")
-        weight_files(source)
+        expect_whole(source)
     images = {name: start_image(name) for name in STARTS}
     with replacing(out) as unfinished:
         for name, source in sources.items():
