@@ -6,7 +6,6 @@ Run with `pytest -m gpu tests/gpu`. On a machine without a device these tests fa
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,15 +30,6 @@ NUM_CALLS = 5
 """A whole window and the restart after it."""
 
 Actions = list[npt.NDArray[np.float32]]
-
-
-@pytest.fixture(autouse=True)
-def exact_float32() -> Iterator[None]:
-    """Keep products and convolutions from taking their inputs as TF32."""
-    allowed = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    yield
-    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = allowed
 
 
 @pytest.fixture(scope="module")

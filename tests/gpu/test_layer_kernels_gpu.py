@@ -48,11 +48,6 @@ CASES = [
 NAMES = ["tiny float32", "small bfloat16", "full size"]
 
 
-@pytest.fixture(autouse=True)
-def exact_matmul() -> None:
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-
-
 def triton_ops() -> LayerOps:
     if IS_INTERPRETED:
         from worldmodel.kernels.layer_ops_triton import TritonOps

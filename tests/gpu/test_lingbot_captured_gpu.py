@@ -6,7 +6,7 @@ Run with `pytest -m gpu tests/gpu`. On a machine without a device these tests fa
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -67,15 +67,6 @@ CASES = [
     Case(precision="fp8", attention="flash3", first=5e-2, any=0.1),
     Case(precision="fp8_kv", attention="flash3", first=5e-2, any=0.1),
 ]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def exact_float32() -> Iterator[None]:
-    """Keep products and convolutions from taking their inputs as TF32."""
-    allowed = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    yield
-    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = allowed
 
 
 @pytest.fixture(scope="module")

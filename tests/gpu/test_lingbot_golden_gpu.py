@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -23,14 +22,6 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
 MARGIN = 2.0
 """On the bounds of the golden set, which was made on a CPU: CUDA kernels add in another order."""
-
-
-@pytest.fixture(autouse=True)
-def exact_float32() -> Iterator[None]:
-    allowed = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    yield
-    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = allowed
 
 
 def record(precision: str, found: dict[str, Distance]) -> None:

@@ -5,8 +5,6 @@ Run with `pytest -m gpu`; without a device these tests fail.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -49,14 +47,6 @@ class CpuNoise(PerChunkNoise):
         source = PerChunkNoise(device=torch.device("cpu"), num_draws=self.num_draws)
         draws, after = source.draw(state, shape_CFYX)
         return tuple(draw.to(self.device) for draw in draws), after
-
-
-@pytest.fixture(autouse=True)
-def exact_matmul() -> Iterator[None]:
-    allowed = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    yield
-    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = allowed
 
 
 def start(device: str, precision: str = "fp32", **options: object) -> StartWorker:

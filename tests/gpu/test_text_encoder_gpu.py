@@ -22,14 +22,6 @@ def load(placement: TextPlacement) -> TextEncoder:
     return load_text_encoder(checkpoint, dtype=torch.float32, device=CUDA, placement=placement)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def exact_products():
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
-    yield
-    torch.backends.cuda.matmul.allow_tf32 = before
-
-
 @pytest.mark.parametrize("placement", [TextPlacement.STREAMED, TextPlacement.CPU])
 def test_every_placement_gives_the_same_rows(placement: TextPlacement) -> None:
     resident, other = load(TextPlacement.RESIDENT), load(placement)

@@ -61,7 +61,6 @@ def decode(vae: WanVAE, num_chunks: int, height: int, width: int) -> list[torch.
 
 
 def test_a_fused_stream_in_float32_equals_the_plain_one() -> None:
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     plain, fused = (
         decode(random_vae(torch.float32, path, 16), 3, 96, 160) for path in (ConvPath.PLAIN, ConvPath.FUSED)
     )
@@ -76,7 +75,6 @@ def test_pictures_in_16_bits_at_full_size_stay_near_float32(
     dtype: torch.dtype, least_psnr_db: float, most_levels: int
 ) -> None:
     """Frames are scaled so that the plain picture fills the range of pixels, as a trained decoder's does."""
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     plain = decode(random_vae(torch.float32, ConvPath.PLAIN, 96), NUM_FULL_SIZE, 480, 832)
     fused = decode(random_vae(dtype, ConvPath.FUSED, 96), NUM_FULL_SIZE, 480, 832)
     for index, (got, expected) in enumerate(zip(fused, plain, strict=True)):
