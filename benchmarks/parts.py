@@ -234,7 +234,13 @@ def layer_parts(fused: LayerOps) -> Iterator[Part]:
         yield _part("layer", f"gate + camera + norm, {name}", 0, 6 * stream_bytes, lambda norm=norm: norm(full))
         yield _part("layer", f"gate + norm to fp8, {name}", 0, 3.5 * stream_bytes, norm_fp8)
         yield _part("layer", f"q, k norm + rope + cache, {name}", 0, 6 * stream_bytes, heads)
-        yield _part("layer", f"q norm, {name}", 0, 2 * stream_bytes, lambda ops=ops: ops.rms_norm(branch, gate, 1e-6))
+        yield _part(
+            "layer",
+            f"q norm, {name}",
+            0,
+            2 * stream_bytes,
+            lambda ops=ops: ops.rms_norm(branch, gate, 1e-6, branch.dtype),
+        )
         yield _part("layer", f"quantize, {name}", 0, 1.5 * stream_bytes, lambda ops=ops: ops.quantize(branch))
         yield _part("layer", f"gelu to fp8, {name}", 0, 1.5 * hidden.nbytes, lambda ops=ops: ops.gelu_fp8(hidden))
 

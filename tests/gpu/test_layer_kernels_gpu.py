@@ -6,6 +6,7 @@ cases run on a CPU.
 
 from __future__ import annotations
 
+import math
 import os
 
 import pytest
@@ -27,7 +28,7 @@ from tests.support.layer_ops_cases import (
 from tests.support.lingbot_golden import tensors
 from tests.support.lingbot_network import SESSION, transformer, transformer_config
 from worldmodel.kernels.choice import create_ops
-from worldmodel.kernels.layer_ops import LayerOps, quantize_rows
+from worldmodel.kernels.layer_ops import FP8, LayerOps, quantize_rows, to_fp8
 from worldmodel.kernels.linears import Fp8Linear, HighLinear
 from worldmodel.kernels.names import LayerOperations
 from worldmodel.lingbot.fused_forward import FusedForward
@@ -98,6 +99,23 @@ def test_attention_backends_equal_the_reference(num_queries: int, num_keys: int)
         attention = choose_attention(backend, shape).attention
         assert distance(attention(q, k, v), expected[False]) < 1e-2, backend
         assert distance(attention(q, k, v, logit_bias_S=bias), expected[True]) < 1e-2, backend
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, FP8], ids=["bf16", "fp8"])
+@pytest.mark.parametrize("num_rows", [1, 121, 400])
+def test_padding_rows_of_a_text_one_by_one_equal_a_weighted_one(num_rows: int, dtype: torch.dtype) -> None:
+    """As FlashAttention-3 reads them, against the reference on the same numbers with one row for all padding."""
+    shape = AttentionShape(
+        num_queries=4680, num_keys=512, num_heads=3, head_dim=128, dtype=dtype, device=torch.device(DEVICE)
+    )
+    draw = Draw(TINY, DEVICE, num_rows)
+    q, k, v = (to_fp8(draw.tensor(n, 3, 128)).to(dtype) for n in (4680, num_rows + 1, num_rows + 1))
+    bias = torch.zeros(num_rows + 1, device=DEVICE)
+    bias[-1] = math.log(512 - num_rows)
+    expected = TorchAttention()(q.float(), k.float(), v.float(), logit_bias_S=bias)
+    k_rows, v_rows = (torch.cat([x.float(), x[-1:].float().expand(511 - num_rows, -1, -1)]).to(dtype) for x in (k, v))
+    got = choose_attention(AttentionBackend.FLASH3, shape).attention(q, k_rows, v_rows)
+    assert distance(got, expected) < (1e-2 if dtype == torch.bfloat16 else 4e-2)
 
 
 def test_paged_attention_reads_pages_where_they_lie() -> None:

@@ -100,7 +100,9 @@ class Worker:
             kv, attention = self.adapter.kv_spec(), indexed_attention(self.adapter.attention().name)
             graphs = CapturedForwards(GraphChoice.ON, kv, attention, NotCaptured())
             forward = self.adapter._acceleration.forward
-            self.adapter.serve_with(CapturedForward(forward, graphs, self.adapter._transformer))
+            self.adapter.serve_with(
+                CapturedForward(forward, graphs, self.adapter._transformer, merges_padding=self.adapter._merge_padding)
+            )
         cache = allocate_cache(self.adapter.kv_spec(), start, self.adapter.attention())
         self.runtime = Runtime(self.adapter, cache, device=start.device)
         self.runtime.warm_up(lambda *_: None)

@@ -131,8 +131,11 @@ def check_heads(ops: LayerOps, draw: Draw, tolerance: float) -> None:
 
 def check_rms_norm(ops: LayerOps, draw: Draw, tolerance: float) -> None:
     x_TD, weight_D = draw.stream(), draw.factor(1.0, draw.case.dtype)
-    expected = PLAIN.rms_norm(x_TD.clone(), weight_D, EPS)
-    assert distance(ops.rms_norm(x_TD.clone(), weight_D, EPS), expected) < tolerance
+    for dtype, largest in ((draw.case.dtype, tolerance), (FP8, 0.01)):
+        expected = PLAIN.rms_norm(x_TD.clone(), weight_D, EPS, dtype)
+        got = ops.rms_norm(x_TD.clone(), weight_D, EPS, dtype)
+        assert got.dtype == expected.dtype == dtype
+        assert distance(got, expected) < largest
 
 
 def check_quantize(ops: LayerOps, draw: Draw) -> None:

@@ -131,7 +131,8 @@ class FusedForward:
     def _cross_attention(self, index: int, a_RD: Tensor | RowScaled, streams: int, kv: BranchedLayerKV) -> Tensor:
         """Return attention to text plus attention to the image, of all branches, [R, D]."""
         cross = self._transformer.layers[index].cross_attn
-        q_RD = self._ops.rms_norm(self._layers[index].cross_query(a_RD), cross.norm_q.weight, cross.norm_q.eps)
+        q_RD = self._layers[index].cross_query(a_RD)
+        q_RD = self._ops.rms_norm(q_RD, cross.norm_q.weight, cross.norm_q.eps, q_RD.dtype)
         q_RHK = q_RD.unflatten(-1, (cross.num_heads, -1))
         queries = q_RHK.unflatten(0, (streams, -1)).expand(NUM_BRANCHES, -1, -1, -1)
         text_BTHK = torch.stack(

@@ -82,8 +82,11 @@ class LayerOps(Protocol):
         """
         ...
 
-    def rms_norm(self, x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-        """Return x / rms(x), rounded, times the weight. May work in place: use the result only."""
+    def rms_norm(self, x_TD: Tensor, weight_D: Tensor, eps: float, out_dtype: torch.dtype) -> Tensor:
+        """Return x / rms(x), rounded, times the weight, in the dtype of `x_TD` or then as float8 without a scale.
+
+        May work in place: use the result only.
+        """
         ...
 
     def quantize(self, x_TD: Tensor) -> RowScaled:
@@ -150,8 +153,9 @@ class PlainOps:
             cache_XHD.view(torch.uint8).index_copy_(0, index_T, to_fp8(new_THK).view(torch.uint8))
         return to_fp8(q_THK)
 
-    def rms_norm(self, x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-        return rms_norm(x_TD, weight_D, eps)
+    def rms_norm(self, x_TD: Tensor, weight_D: Tensor, eps: float, out_dtype: torch.dtype) -> Tensor:
+        norm_TD = rms_norm(x_TD, weight_D, eps)
+        return to_fp8(norm_TD) if out_dtype == FP8 else norm_TD
 
     def quantize(self, x_TD: Tensor) -> RowScaled:
         return quantize_rows(x_TD)

@@ -128,7 +128,7 @@ def _narrow(x, out_ptr):
 
 
 @triton.jit
-def _rms_norm_kernel(x_ptr, weight_ptr, width, eps, PADDED_WIDTH: tl.constexpr):
+def _rms_norm_kernel(x_ptr, weight_ptr, out_ptr, width, eps, PADDED_WIDTH: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, PADDED_WIDTH)
     mask = columns < width
@@ -137,7 +137,8 @@ def _rms_norm_kernel(x_ptr, weight_ptr, width, eps, PADDED_WIDTH: tl.constexpr):
     inverse = tl.rsqrt(tl.sum(x * x, 0) / width + eps)
     weight = tl.load(weight_ptr + columns, mask=mask, other=0.0).to(tl.float32)
     rounded = (x * inverse).to(stored.dtype).to(tl.float32)
-    tl.store(x_ptr + row * width + columns, (rounded * weight).to(stored.dtype), mask=mask)
+    out = (rounded * weight).to(stored.dtype)
+    tl.store(out_ptr + row * width + columns, _narrow(out, out_ptr), mask=mask)
 
 
 @triton.jit
@@ -242,12 +243,20 @@ class TritonOps:
         )
         return q_THK
 
-    def rms_norm(self, x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+    def rms_norm(self, x_TD: Tensor, weight_D: Tensor, eps: float, out_dtype: torch.dtype) -> Tensor:
         num_tokens, width = x_TD.shape
         _require_contiguous(x_TD=x_TD, weight_D=weight_D)
-        padded = triton.next_power_of_2(width)
-        _rms_norm_kernel[(num_tokens,)](x_TD, weight_D, width, eps, PADDED_WIDTH=padded, num_warps=_num_warps(width))
-        return x_TD
+        out_TD = torch.empty_like(x_TD, dtype=FP8) if out_dtype == FP8 else x_TD
+        _rms_norm_kernel[(num_tokens,)](
+            x_TD,
+            weight_D,
+            out_TD,
+            width,
+            eps,
+            PADDED_WIDTH=triton.next_power_of_2(width),
+            num_warps=_num_warps(width),
+        )
+        return out_TD
 
     def quantize(self, x_TD: Tensor) -> RowScaled:
         return self._quantize(x_TD, has_gelu=False)

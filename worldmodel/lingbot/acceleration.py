@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from kvcache.attention import Attention
-from kvcache.attention_backends import AttentionShape
+from kvcache.attention_backends import AttentionShape, is_flash3
 from kvcache.spec import KVSpec
 from worldmodel.errors import LoadFailed
 from worldmodel.kernels.fused_layer import FusedFormat
@@ -58,6 +58,15 @@ def accelerate(
     return found if streamed is None else replace(found, description=f"{found.description}; {streamed.description}")
 
 
+def merges_padding(options: LingBotOptions, attention: str) -> bool:
+    """Tell whether one row of a text, with a bias, stands for all its padding rows; `attention` names what attends.
+
+    Not with FlashAttention-3, which takes no bias: it reads all 512 rows in the time that the kernel for rows with a
+    bias takes for 120 (docs/performance.md).
+    """
+    return not options.pad_text_exact and not is_flash3(attention)
+
+
 def layer_format(options: LingBotOptions, plan: PrecisionPlan, device: torch.device) -> FusedFormat | None:
     """Return the form that `accelerate` gives to layers, None for layers as they are written. Raises as it does."""
     return _format_of(_choose_ops(options, plan, device), plan)
@@ -75,16 +84,19 @@ def capture(
     Raises:
         LoadFailed: naming the option, for graphs that were asked for and can't be had.
     """
+    is_biased = merges_padding(options, acceleration.attention.name)
     graphs = create_graphs(
         options.graphs,
         kv,
         acceleration.graph_attention,
         transformer.plan.kv,
         transformer.device,
-        is_biased=True,
+        is_biased=is_biased,
         refusal=why_not_captured(streams=is_streamed(transformer)),
     )
-    return graphs if isinstance(graphs, str) else CapturedForward(acceleration.forward, graphs, transformer)
+    if isinstance(graphs, str):
+        return graphs
+    return CapturedForward(acceleration.forward, graphs, transformer, merges_padding=is_biased)
 
 
 def why_not_captured(*, streams: bool) -> str | None:
@@ -116,7 +128,8 @@ def check_choices(
     if options.layer_operations is not LayerOperations.AUTO:
         _choose_ops(options, plan, device)
     refusal = why_not_captured(streams=streams)
-    check_graphs(options.graphs, kv, options.attention, plan.kv, device, is_biased=True, refusal=refusal)
+    is_biased = merges_padding(options, options.attention.value)
+    check_graphs(options.graphs, kv, options.attention, plan.kv, device, is_biased=is_biased, refusal=refusal)
 
 
 def _attention_shape(
@@ -137,7 +150,7 @@ def warm_up_text(transformer: LingBotTransformer, attention: Attention) -> None:
     """Attend once to a short and a long text, with and without a bias, so that no later prompt meets cold code."""
     config, plan, device = transformer.config, transformer.plan, transformer.device
     heads = (config.num_heads, config.head_dim)
-    query_THK = torch.zeros(16, *heads, dtype=plan.linear, device=device)
+    query_THK = torch.zeros(16, *heads, device=device).to(plan.kv)
     for num_rows in (2, config.text_rows):
         text_LHK = torch.zeros(num_rows, *heads, device=device).to(plan.kv)
         for bias_L in (None, torch.zeros(num_rows, device=device)):

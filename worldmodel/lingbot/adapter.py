@@ -29,7 +29,7 @@ from worldmodel.adapter import (
     require_image,
 )
 from worldmodel.errors import LoadFailed, RequestRefused
-from worldmodel.lingbot.acceleration import accelerate, capture, check_choices
+from worldmodel.lingbot.acceleration import accelerate, capture, check_choices, merges_padding
 from worldmodel.lingbot.camera import PACK, CameraEmbedding
 from worldmodel.lingbot.captured_forward import CapturedForward
 from worldmodel.lingbot.condition import next_condition, start_condition
@@ -124,7 +124,6 @@ class LingBotAdapter:
         self._vae = model.vae
         self._width, self._height = config.width, config.height
         self._device = model.transformer.device
-        self._merge_padding = not options.pad_text_exact
         self._num_frames = model.transformer.config.latent_frames_per_chunk
         plan = model.transformer.plan
         self._vae.takes_single_frames = config.offload.decode == "per_latent_frame"
@@ -149,6 +148,7 @@ class LingBotAdapter:
         if config.offload.streams:
             set_time_networks_aside(model.transformer)
         self._acceleration = accelerate(model.transformer, options, self._kv, stream_request(model, config, progress))
+        self._merge_padding = merges_padding(options, self._acceleration.attention.name)
         self.serve_with(capture(self._acceleration, model.transformer, options, self._kv))
         self._noise = noise
         self._prompts = PromptEncoder(model.text_encoder, plan.linear)

@@ -27,13 +27,22 @@ OutT = TypeVar("OutT")
 class CapturedForward:
     """Takes the place of a forward, which is what its graphs hold and what runs where there is none.
 
-    The inputs of a chunk must come from `chunk_inputs`, and are valid until it is asked for others.
+    The inputs of a chunk must come from `chunk_inputs`, and are valid until it is asked for others. `merges_padding`
+    tells whether texts have a row that stands for many.
     """
 
-    def __init__(self, forward: Forward, graphs: CapturedForwards, transformer: LingBotTransformer) -> None:
+    def __init__(
+        self,
+        forward: Forward,
+        graphs: CapturedForwards,
+        transformer: LingBotTransformer,
+        *,
+        merges_padding: bool,
+    ) -> None:
         self._forward = forward
         self._graphs = graphs
         self._transformer = transformer
+        self._biased_stores = (TEXT_STORE,) if merges_padding else ()
         self._inputs: ChunkInputs | None = None
         self._inputs_bytes = 0
         self._is_given_up = False
@@ -101,6 +110,6 @@ class CapturedForward:
                 arguments=latents_CFYX,
                 constants=time,
                 kv=chunk,
-                biased_stores=(TEXT_STORE,),
+                biased_stores=self._biased_stores,
             )
         )

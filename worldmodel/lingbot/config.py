@@ -143,7 +143,7 @@ class LingBotOptions:
     rule of the control in force, which is `chunk_max` for keys and key scripts, `clip_max` for trajectories and camera
     folders, and `unit` for motions. `reference_intrinsics`: None means 500 px of focal length at the target size and a
     centred principal point. `text_encoder`: None keeps a small encoder on the device and streams a large one.
-    `pad_text_exact` attends to 512 text rows one by one instead of one weighted padding row; equal, slower, there to
+    `pad_text_exact` attends to 512 text rows one by one also where one weighted padding row is faster; equal, there to
     check the other. `max_trajectory_poses` bounds a trajectory. `camera_root` is the folder
     below which clients may name camera folders, None for none. `recache_on_prompt`: encode the visible history anew
     under a new prompt before the chunk that brings it, instead of keeping what the old prompt made of it. That chunk

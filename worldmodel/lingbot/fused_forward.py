@@ -143,7 +143,8 @@ class FusedForward:
     def _cross_attention(self, index: int, a_TD: Tensor | RowScaled, chunk: LayerKV) -> Tensor:
         cross = self._transformer.layers[index].cross_attn
         query_TD = self._layers[index].cross_query(a_TD)
-        query_TD = self._ops.rms_norm(query_TD, cross.norm_q.weight, cross.norm_q.eps)
+        # float8 keys are met by float8 queries.
+        query_TD = self._ops.rms_norm(query_TD, cross.norm_q.weight, cross.norm_q.eps, self._transformer.plan.kv)
         query_THK = query_TD.unflatten(-1, (cross.num_heads, -1))
         return chunk.cross_store(TEXT_STORE).attend(index, query_THK).flatten(1)
 

@@ -12,7 +12,7 @@ The VAE is float16 on a GPU: it rounds eight times finer than bfloat16 at the sa
 option `vae_precision` sets any of the three on any device.
 
 In `fp8` the six large linears of a layer multiply float8 e4m3 numbers, with one scale per output and one per token. In
-`fp8_kv` also keys, values and the queries of self-attention are float8.
+`fp8_kv` also keys and values are float8, and the queries that meet them.
 Statistics of every norm, modulation, time path and head are float32 in all plans: they cost nothing. Their weights
 still hold values rounded to the format of the linears. `official` rounds wherever the official code does, also where
 its residual stream would not need it. Source: LingBot-World v2 official code, wan/modules/model_fast.py.

@@ -11,7 +11,7 @@ from kvcache.attention import TorchAttention
 from kvcache.spec import KVSpec
 from tests.support.lingbot_network import transformer, transformer_config
 from worldmodel.errors import LoadFailed
-from worldmodel.lingbot.acceleration import accelerate, warm_up_text
+from worldmodel.lingbot.acceleration import accelerate, merges_padding, warm_up_text
 from worldmodel.lingbot.config import LingBotOptions
 from worldmodel.lingbot.fused_forward import FusedForward
 from worldmodel.lingbot.pipeline import Forward
@@ -69,6 +69,14 @@ def test_the_official_plan_runs_as_written_and_refuses_anything_else() -> None:
         build("official", layer_operations="plain")
 
 
+@pytest.mark.parametrize(
+    ("attention", "is_merged"), [("flash3", False), ("flash3, biased triton", False), ("triton", True), ("auto", True)]
+)
+def test_padding_rows_of_a_text_are_merged_where_attention_takes_a_bias_fast(attention: str, is_merged: bool) -> None:
+    assert merges_padding(LingBotOptions(), attention) == is_merged
+    assert not merges_padding(LingBotOptions(pad_text_exact=True), attention)
+
+
 @pytest.mark.parametrize("precision", ["bf16", "fp8_kv"])
 def test_the_warm_up_meets_every_form_of_a_text(precision: str) -> None:
     """Kernels are compiled by dtype, by size class, and with or without a bias."""
@@ -79,7 +87,7 @@ def test_the_warm_up_meets_every_form_of_a_text(precision: str) -> None:
             self, q_NHD: Tensor, k_SHD: Tensor, v_SHD: Tensor, *, logit_bias_S: Tensor | None = None
         ) -> Tensor:
             met.append((k_SHD.shape[0], logit_bias_S is not None))
-            assert (q_NHD.dtype, k_SHD.dtype) == (model.plan.linear, model.plan.kv)
+            assert q_NHD.dtype == k_SHD.dtype == model.plan.kv
             return super().__call__(q_NHD, k_SHD, v_SHD, logit_bias_S=logit_bias_S)
 
     model = transformer(transformer_config(visible_latent_frames=6), precision)

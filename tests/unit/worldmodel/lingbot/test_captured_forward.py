@@ -86,7 +86,9 @@ class Worker:
 
 def captured_forward(adapter: LingBotAdapter, recorder: TapeRecorder) -> CapturedForward:
     graphs = CapturedForwards(GraphChoice.AUTO, adapter.kv_spec(), GatheredAttention(), recorder)
-    return CapturedForward(adapter._acceleration.forward, graphs, adapter._transformer)
+    return CapturedForward(
+        adapter._acceleration.forward, graphs, adapter._transformer, merges_padding=adapter._merge_padding
+    )
 
 
 @pytest.fixture(scope="module")
