@@ -211,11 +211,6 @@ def _why_not_flash3(shape: AttentionShape) -> str | None:
     return None
 
 
-def is_flash3(name: str) -> bool:
-    """Tell by its name whether an attention computes what has no bias with FlashAttention-3."""
-    return name.split(",")[0] == AttentionBackend.FLASH3.value
-
-
 def _refuse_bias(name: str, logit_bias_S: Tensor | None) -> None:
     if logit_bias_S is not None:
         raise ValueError(f"logit_bias_S: the attention backend {name!r} takes none")

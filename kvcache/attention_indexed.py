@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kvcache.attention import computing_dtype
-from kvcache.attention_backends import FLASH3_MODULE, FP8, HALF, AttentionBackend, ChosenAttention, is_flash3
+from kvcache.attention_backends import FLASH3_MODULE, FP8, HALF, AttentionBackend, ChosenAttention
 
 INDEXED = (AttentionBackend.FLASH3.value, AttentionBackend.TRITON.value)
 """The backends that have a form which reads by index."""
@@ -137,7 +137,7 @@ def indexed_name(chosen: ChosenAttention) -> str:
 
 def indexed_attention(name: str) -> IndexedAttention:
     """Return the form of a named attention that reads by index; `why_not_indexed` says which have one."""
-    if is_flash3(name):
+    if _is_flash3(name):
         return IndexedApart(Flash3Indexed(), _triton_indexed()) if _has_triton() else Flash3Indexed()
     return _triton_indexed()
 
@@ -149,13 +149,17 @@ def why_not_indexed(name: str, dtype: torch.dtype, *, is_biased: bool = False) -
     """
     if name == AttentionBackend.TRITON.value:
         return None
-    if not is_flash3(name):
+    if not _is_flash3(name):
         return f"they need the attention 'flash3' or 'triton', chosen is {name!r}"
     if dtype not in (*HALF, FP8):
         return f"they need K/V in {' or '.join(str(each) for each in (*HALF, FP8))}, the model has {dtype}"
     if is_biased and not _has_triton():
         return "they need the package 'triton' for text, it is not installed"
     return None
+
+
+def _is_flash3(name: str) -> bool:
+    return name.startswith(AttentionBackend.FLASH3.value)
 
 
 def _has_triton() -> bool:

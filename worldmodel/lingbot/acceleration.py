@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from kvcache.attention import Attention
-from kvcache.attention_backends import AttentionShape, is_flash3
+from kvcache.attention_backends import AttentionShape
 from kvcache.spec import KVSpec
 from worldmodel.errors import LoadFailed
 from worldmodel.kernels.fused_layer import FusedFormat
@@ -58,13 +58,14 @@ def accelerate(
     return found if streamed is None else replace(found, description=f"{found.description}; {streamed.description}")
 
 
-def merges_padding(options: LingBotOptions, attention: str) -> bool:
+def merges_padding(options: LingBotOptions, attention: str, device: torch.device) -> bool:
     """Tell whether one row of a text, with a bias, stands for all its padding rows; `attention` names what attends.
 
-    Not with FlashAttention-3, which takes no bias: it reads all 512 rows in the time that the kernel for rows with a
-    bias takes for 120 (docs/performance.md).
+    On a GPU with Triton only. The other kernels take no bias, or one in float32, and read all 512 rows in the time that
+    Triton takes for 120 with a bias (docs/performance.md).
     """
-    return not options.pad_text_exact and not is_flash3(attention)
+    takes_bias = attention in (AttentionChoice.TRITON.value, AttentionChoice.TRITON_PAGED.value)
+    return not options.pad_text_exact and (takes_bias or device.type != "cuda")
 
 
 def layer_format(options: LingBotOptions, plan: PrecisionPlan, device: torch.device) -> FusedFormat | None:
@@ -84,7 +85,7 @@ def capture(
     Raises:
         LoadFailed: naming the option, for graphs that were asked for and can't be had.
     """
-    is_biased = merges_padding(options, acceleration.attention.name)
+    is_biased = merges_padding(options, acceleration.attention.name, transformer.device)
     graphs = create_graphs(
         options.graphs,
         kv,
@@ -128,7 +129,7 @@ def check_choices(
     if options.layer_operations is not LayerOperations.AUTO:
         _choose_ops(options, plan, device)
     refusal = why_not_captured(streams=streams)
-    is_biased = merges_padding(options, options.attention.value)
+    is_biased = merges_padding(options, options.attention.value, device)
     check_graphs(options.graphs, kv, options.attention, plan.kv, device, is_biased=is_biased, refusal=refusal)
 
 

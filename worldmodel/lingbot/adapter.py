@@ -148,7 +148,7 @@ class LingBotAdapter:
         if config.offload.streams:
             set_time_networks_aside(model.transformer)
         self._acceleration = accelerate(model.transformer, options, self._kv, stream_request(model, config, progress))
-        self._merge_padding = merges_padding(options, self._acceleration.attention.name)
+        self._merge_padding = merges_padding(options, self._acceleration.attention.name, self._device)
         self.serve_with(capture(self._acceleration, model.transformer, options, self._kv))
         self._noise = noise
         self._prompts = PromptEncoder(model.text_encoder, plan.linear)

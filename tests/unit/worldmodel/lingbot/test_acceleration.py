@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 from torch import Tensor
 
 from kvcache.attention import TorchAttention
@@ -70,11 +71,20 @@ def test_the_official_plan_runs_as_written_and_refuses_anything_else() -> None:
 
 
 @pytest.mark.parametrize(
-    ("attention", "is_merged"), [("flash3", False), ("flash3, biased triton", False), ("triton", True), ("auto", True)]
+    ("attention", "device", "is_merged"),
+    [
+        ("flash3, biased triton", "cuda", False),
+        ("torch_sdpa", "cuda", False),
+        ("triton", "cuda", True),
+        ("triton_paged", "cuda", True),
+        ("torch_sdpa", "cpu", True),
+    ],
 )
-def test_padding_rows_of_a_text_are_merged_where_attention_takes_a_bias_fast(attention: str, is_merged: bool) -> None:
-    assert merges_padding(LingBotOptions(), attention) == is_merged
-    assert not merges_padding(LingBotOptions(pad_text_exact=True), attention)
+def test_padding_rows_of_a_text_are_merged_where_a_bias_costs_little(
+    attention: str, device: str, is_merged: bool
+) -> None:
+    assert merges_padding(LingBotOptions(), attention, torch.device(device)) == is_merged
+    assert not merges_padding(LingBotOptions(pad_text_exact=True), attention, torch.device(device))
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp8_kv"])
