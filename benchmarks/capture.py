@@ -20,13 +20,14 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from benchmarks import dreamzero_call, full_size
+from benchmarks.arguments import device_name, new_file, precision_name
+from benchmarks.provenance import provenance
 from kvcache.attention import Attention
 from kvcache.attention_backends import FLASH3_MODULE
 from training.demo_world.options import count
@@ -316,7 +317,7 @@ def _num_compiled() -> int:
 
 def measure_dreamzero(arguments: argparse.Namespace, meter: Meter) -> dict[str, Any]:
     """Measure a denoising forward of DreamZero at its last start frame."""
-    config = published(Scale.TINY if arguments.tiny else Scale(arguments.scale))
+    config = published(Scale.TINY if arguments.tiny else Scale(arguments.scale or "5b"))
     model = dreamzero_call.build_model(config, arguments.precision, torch.device(arguments.device))
     adapter, _, runtime = dreamzero_call.build_runtime(
         model, config, precision=arguments.precision, num_sessions=1, options={}
@@ -339,19 +340,21 @@ def measure_dreamzero(arguments: argparse.Namespace, meter: Meter) -> dict[str, 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=("lingbot", "dreamzero"), default="lingbot", help="default lingbot")
-    parser.add_argument("--scale", choices=("14b", "5b"), default="5b", help="of DreamZero (default 5b)")
-    parser.add_argument("--precision", default="bf16", help="precision plan (default bf16)")
+    parser.add_argument("--scale", choices=("14b", "5b"), help="of DreamZero (default 5b)")
+    parser.add_argument("--precision", type=precision_name, default="bf16", help="precision plan (default bf16)")
     parser.add_argument("--backend", default="inductor", help="what compiles the layers (default inductor)")
     parser.add_argument("--repeats", type=count(least=1), default=5, help="timed calls of each form (default 5)")
-    parser.add_argument("--device", default="cuda", help="cuda or cpu (default cuda)")
+    parser.add_argument("--device", type=device_name, default="cuda", help="cuda or cpu (default cuda)")
     parser.add_argument("--tiny", action="store_true", help="a tiny network, to check this script")
-    parser.add_argument("--json", type=Path, help="write everything here")
+    parser.add_argument("--json", type=new_file, help="write everything here")
     arguments = parser.parse_args()
+    if arguments.scale and (arguments.model != "dreamzero" or arguments.tiny):
+        parser.error("argument --scale: expected --model dreamzero without --tiny")
     device = torch.device(arguments.device)
     meter = Meter(device, arguments.repeats)
     facts = (measure_lingbot if arguments.model == "lingbot" else measure_dreamzero)(arguments, meter)
     report = {
-        **full_size.provenance(device),
+        **provenance(device),
         "model": arguments.model,
         "precision": arguments.precision,
         **facts,

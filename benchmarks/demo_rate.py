@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from demo_process import DemoProcess, demo_process
 
+from benchmarks.demo_process import DemoProcess, demo_process
 from clients.python import WorldClient
 from server.wire.binary import unpack_chunk
 from server.wire.messages import ChunkHeader

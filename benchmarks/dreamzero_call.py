@@ -13,18 +13,18 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import time
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.arguments import device_name, new_file
+from benchmarks.provenance import provenance
 from kvcache.cache import KVCache
 from server.config import DEFAULT_CPU_THREADS
 from training.demo_world.options import count
@@ -325,17 +325,10 @@ def show(name: str, result: dict[str, Any]) -> None:
             print(f"    {stage:38s} {value:10.2f}")
 
 
-def provenance(device: torch.device) -> dict[str, str]:
-    """Say what was measured where."""
-    head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    return {"commit": head.stdout.strip() or "unknown", "device": name, "torch": torch.__version__}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scale", choices=[str(scale) for scale in Scale], default="14b", help="default 14b")
-    parser.add_argument("--device", default="cuda", help="cuda or cpu (default cuda)")
+    parser.add_argument("--device", type=device_name, default="cuda", help="cuda or cpu (default cuda)")
     parser.add_argument("--precision", default="bf16", help="precision plan (default bf16)")
     parser.add_argument(
         "--rounds", type=count(least=1), default=3, help="rounds of four calls of each session (default 3)"
@@ -346,7 +339,7 @@ def main() -> None:
     parser.add_argument("--modes", default="8,16,dynamic", help="computed steps or `dynamic`, comma-separated")
     parser.add_argument("--options", default="{}", help="more model options as JSON")
     parser.add_argument("--profile", action="store_true", help="profile two calls of each mode")
-    parser.add_argument("--json", type=Path, help="write everything here")
+    parser.add_argument("--json", type=new_file, help="write everything here")
     arguments = parser.parse_args()
     torch.set_num_threads(min(torch.get_num_threads(), DEFAULT_CPU_THREADS))
     device, config = torch.device(arguments.device), published(Scale(arguments.scale))

@@ -30,11 +30,13 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from demo_walks import LOOKED_AT, Frames, Walk, load_walks, render_walks, save_walks
-from full_size import MODEL, PROMPT, build_adapter, provenance, start_worker
 from torch import Tensor
 from torch.nn import functional
 
+from benchmarks.arguments import device_name, new_file, old_file, require_cuda
+from benchmarks.demo_walks import LOOKED_AT, Frames, Walk, load_walks, render_walks, save_walks
+from benchmarks.full_size import MODEL, PROMPT, build_adapter, start_worker
+from benchmarks.provenance import provenance
 from kvcache.attention import Attention
 from kvcache.attention_backends import FLASH3_MODULE, BiasedApart
 from training.demo_world.options import count
@@ -319,20 +321,27 @@ def main() -> None:
     parser.add_argument("--plans", nargs="+", choices=PLANS, default=PLANS, help=f"compared with {REFERENCE}")
     parser.add_argument("--chunks", type=count(least=1), default=LOOKED_AT[-1], help="chunks of each walk (default 40)")
     parser.add_argument("--num-walks", type=count(least=1), default=3, help="walks to render (default 3)")
-    parser.add_argument("--walks", type=Path, help="walks that were rendered before, of as many chunks")
-    parser.add_argument("--only-walks", type=Path, metavar="FILE.npz", help="render the walks into a file and end")
+    parser.add_argument("--walks", type=old_file, help="walks that were rendered before, of as many chunks")
+    parser.add_argument("--only-walks", type=new_file, metavar="FILE.npz", help="render the walks into a file and end")
     parser.add_argument("--random-layers", action="store_true", help="only layers, of the full-size random network")
-    parser.add_argument("--tiny", action="store_true", help="the tiny random network, to check this script")
-    parser.add_argument("--device", default="cuda:0", help="cuda:0 (default) or cpu")
-    parser.add_argument("--json", type=Path, help="write everything here")
+    parser.add_argument("--tiny", action="store_true", help="a tiny random network, to check --random-layers")
+    parser.add_argument("--device", type=device_name, help="cuda:0 (default) or cpu")
+    parser.add_argument("--json", type=new_file, help="write everything here")
     arguments = parser.parse_args()
+    if arguments.tiny and not arguments.random_layers:
+        parser.error("argument --tiny: expected --random-layers, since the demo world has one size")
     if arguments.only_walks is not None:
         save_walks(render_walks(arguments.num_walks, arguments.chunks), arguments.only_walks)
         return
+    if arguments.device is None:
+        require_cuda(parser)
+        arguments.device = "cuda:0"
     if arguments.random_layers:
         walks: list[Walk] = []
     else:
         walks = load_walks(arguments.walks) if arguments.walks else render_walks(arguments.num_walks, arguments.chunks)
+    if walks and max(walks[0].truth) > arguments.chunks:
+        parser.error(f"argument --chunks: the walks go on to chunk {max(walks[0].truth)}; got {arguments.chunks}")
     report = {**provenance(torch.device(arguments.device)), "walks": len(walks), **measure(arguments, walks)}
     if arguments.json:
         arguments.json.write_text(json.dumps(report, indent=1))

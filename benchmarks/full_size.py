@@ -14,16 +14,16 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from benchmarks.arguments import device_name, lingbot_options, new_file, precision_name
+from benchmarks.provenance import provenance
 from training.demo_world.options import count
 from worldmodel.catalog import options_parser
 from worldmodel.lingbot.adapter import create_adapter
@@ -183,13 +183,6 @@ def summarize(rows: list[dict[str, float]]) -> dict[str, dict[str, float]]:
     }
 
 
-def provenance(device: torch.device) -> dict[str, str]:
-    """Say what was measured where."""
-    head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    return {"commit": head.stdout.strip() or "unknown", "device": name, "torch": torch.__version__}
-
-
 def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -197,23 +190,25 @@ def _synchronize(device: torch.device) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--precision", default="bf16", help="precision plan (default bf16)")
-    parser.add_argument("--options", default="{}", help="model options as JSON, as in [model.options]")
+    parser.add_argument("--precision", type=precision_name, default="bf16", help="precision plan (default bf16)")
+    parser.add_argument("--options", type=lingbot_options, default="{}", help="model options as JSON")
     parser.add_argument("--chunks", type=count(least=1), default=18, help="chunks of each session (default 18)")
     parser.add_argument("--sessions", type=count(least=1), default=1, help="sessions that take turns (default 1)")
-    parser.add_argument("--device", default="cuda", help="cuda or cpu (default cuda)")
+    parser.add_argument("--device", type=device_name, default="cuda", help="cuda or cpu (default cuda)")
     parser.add_argument("--tiny", action="store_true", help="a tiny network, to check this script")
     parser.add_argument("--no-warm-up", action="store_true", help="start with the first chunk")
     parser.add_argument("--profile", action="store_true", help="profile one chunk more")
-    parser.add_argument("--json", type=Path, help="write everything here")
+    parser.add_argument("--json", type=new_file, help="write everything here")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
+    if arguments.profile and device.type != "cuda":
+        parser.error("argument --profile: expected --device cuda; got cpu")
     start = start_worker(
         device=arguments.device,
         precision=arguments.precision,
         is_tiny=arguments.tiny,
         num_sessions=arguments.sessions,
-        options=json.loads(arguments.options),
+        options=arguments.options,
     )
     started_s = time.perf_counter()
     runtime = build_runtime(start)
@@ -231,7 +226,7 @@ def main() -> None:
         **provenance(device),
         **built,
         "precision": arguments.precision,
-        "options": json.loads(arguments.options),
+        "options": arguments.options,
         "info": asdict(runtime.info(MODEL)),
         "steady": summarize(rows),
         "rows": rows,
@@ -259,7 +254,7 @@ def _show(report: dict[str, Any]) -> None:
         print(f"device idle in the profiled chunk: {report['profile']['device_idle_ms']:.1f} ms")
     for name, value in report["steady"].items():
         print(f"steady {name}: median {value['median']:.1f}, p95 {value['p95']:.1f}")
-    facts = ("commit", "device", "torch", "precision", "build_s", "warm_up_s", "max_allocated_gib")
+    facts = ("date", "commit", "device", "torch", "precision", "build_s", "warm_up_s", "max_allocated_gib")
     print({key: report[key] for key in facts if key in report})
 
 

@@ -13,12 +13,13 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks import full_size
+from benchmarks.arguments import device_name, lingbot_options, new_file, precision_name
+from benchmarks.provenance import provenance
 from training.demo_world.options import count
 from worldmodel.messages import CloseSession, RequestId, SessionId
 from worldmodel.residency import allocate_cache
@@ -33,7 +34,7 @@ class Measured:
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         is_cuda = arguments.device.startswith("cuda")
-        options = {"text_encoder": "resident", "graphs": "on" if is_cuda else "auto"} | json.loads(arguments.options)
+        options = {"text_encoder": "resident", "graphs": "on" if is_cuda else "auto"} | arguments.options
         self.start = full_size.start_worker(
             device=arguments.device, precision=arguments.precision, is_tiny=arguments.tiny, options=options
         )
@@ -93,7 +94,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             rows[kind] += measured.run(kind, arguments.chunks)
     device = torch.device(arguments.device)
     report = {
-        **full_size.provenance(device),
+        **provenance(device),
         "precision": arguments.precision,
         "attention": measured.adapter.spec.attention_backend,
         "graphs": measured.graphs.description if is_captured else measured.graphs,
@@ -117,13 +118,13 @@ def _medians(rows: list[dict[str, float]]) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--precision", default="bf16", help="precision plan (default bf16)")
-    parser.add_argument("--options", default="{}", help="further model options as JSON, as in [model.options]")
+    parser.add_argument("--precision", type=precision_name, default="bf16", help="precision plan (default bf16)")
+    parser.add_argument("--options", type=lingbot_options, default="{}", help="further model options as JSON")
     parser.add_argument("--rounds", type=count(least=1), default=2, help="rounds of each kind (default 2)")
     parser.add_argument("--chunks", type=count(least=1), default=3, help="chunks of a round (default 3)")
-    parser.add_argument("--device", default="cuda", help="cuda or cpu (default cuda)")
+    parser.add_argument("--device", type=device_name, default="cuda", help="cuda or cpu (default cuda)")
     parser.add_argument("--tiny", action="store_true", help="a tiny network, to check this script")
-    parser.add_argument("--json", type=Path, help="write everything here")
+    parser.add_argument("--json", type=new_file, help="write everything here")
     arguments = parser.parse_args()
     report = measure(arguments)
     print({key: value for key, value in report.items() if key != "rows"}, flush=True)

@@ -31,10 +31,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from device_memory import bound_device, live_sizes, memory_gib
-from full_size import FIRST_STEADY_CHUNK, provenance, run_chunks
-from streamed_worker import Loaded, check_bits, close_session, load, plan_share, planned_gib, show_memory
 
+from benchmarks.arguments import new_file
+from benchmarks.device_memory import bound_device, live_sizes, memory_gib
+from benchmarks.full_size import FIRST_STEADY_CHUNK, run_chunks
+from benchmarks.provenance import provenance
+from benchmarks.streamed_worker import Loaded, check_bits, close_session, load, plan_share, planned_gib, show_memory
 from offload.link import measure_link
 from offload.streamed_model import Transfer, TransferWish
 from training.demo_world.options import count
@@ -292,7 +294,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--vae", default="resident", help="resident or parked")
     parser.add_argument("--camera", default="per_chunk", help="per_chunk or per_layer")
     parser.add_argument("--decode", default="whole_chunk", help="whole_chunk or per_latent_frame")
-    parser.add_argument("--json", type=Path, help="write everything here")
+    parser.add_argument("--json", type=new_file, help="write everything here")
     arguments = parser.parse_args()
     if not arguments.shares or arguments.shares[0] < 1.0:
         parser.error("--shares: expected 1 first, since the others are compared with it")

@@ -13,12 +13,13 @@ import json
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from benchmarks.arguments import new_file, require_cuda
+from benchmarks.provenance import provenance
 from kvcache.attention import Attention, PagedAttention, TorchAttention
 from kvcache.attention_backends import AttentionBackend, AttentionShape, available_backends, choose_attention
 from kvcache.pool import WritableRows
@@ -331,8 +332,9 @@ def main() -> None:
     names = ("roofline", "linear", "attention", "layer", "conv", "decode")
     parser.add_argument("--groups", nargs="+", choices=names, default=names, help="what to time (default all)")
     parser.add_argument("--repeats", type=count(least=1), default=20, help="timed calls of each part (default 20)")
-    parser.add_argument("--json", type=Path, help="write everything here")
+    parser.add_argument("--json", type=new_file, help="write everything here")
     arguments = parser.parse_args()
+    require_cuda(parser)
     ops = create_ops(LayerOperations.TRITON, DEVICE)
     assert ops is not None
     groups: dict[str, Callable[[], Iterator[Part]]] = {
@@ -350,8 +352,8 @@ def main() -> None:
             _show(results[-1])
         torch.cuda.empty_cache()
     if arguments.json:
-        facts = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
-        arguments.json.write_text(json.dumps({**facts, "parts": [asdict(timed) for timed in results]}, indent=1))
+        report = {**provenance(DEVICE), "parts": [asdict(timed) for timed in results]}
+        arguments.json.write_text(json.dumps(report, indent=1))
 
 
 def _show(timed: Timed) -> None:

@@ -23,12 +23,12 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from benchmarks.full_size import provenance
+from benchmarks.arguments import device_name, new_file
+from benchmarks.provenance import provenance
 from benchmarks.removals_world import (
     PROMPT_ROWS,
     World,
@@ -366,12 +366,14 @@ def show(rows: Sequence[Timed]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scale", choices=sorted(PROMPT_ROWS), default="demo", help="sizes (default demo)")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda (default cpu)")
+    parser.add_argument("--device", type=device_name, default="cpu", help="cpu or cuda (default cpu)")
     parser.add_argument("--precision", choices=("fp32", "bf16"), help="default fp32 on a CPU, bf16 on CUDA")
     parser.add_argument("--repeats", type=count(least=1), default=15, help="timed turns of each (default 15)")
-    parser.add_argument("--json", type=Path, help="write everything here")
+    parser.add_argument("--json", type=new_file, help="write everything here")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
+    if arguments.scale == "full" and device.type != "cuda":
+        parser.error("argument --scale: full needs about 40 GB of a CUDA device; expected --device cuda")
     precision = arguments.precision or ("bf16" if device.type == "cuda" else "fp32")
     with torch.inference_mode():
         rows = measure(build_world(arguments.scale, device, precision), arguments.repeats)

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from full_size import provenance
 
+from benchmarks.provenance import provenance
 from offload.copy_queue import CudaQueue, HostQueue
 from offload.host_weights import HostPart, own_part
 from offload.layout import TensorSpec, flat_layout

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from device_memory import bound_device, memory_gib
-from full_size import FULL, MODEL, TINY, build_runtime, open_session, start_worker
 
+from benchmarks.device_memory import bound_device, memory_gib
+from benchmarks.full_size import FULL, MODEL, TINY, build_runtime, open_session, start_worker
 from offload.residency import LayerPart, ResidencyPlan, plan_residency
 from worldmodel.checkpoint.inspection import CONTEXT_BYTES
 from worldmodel.kernels.fused_layer import FusedFormat

@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -30,6 +29,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks.arguments import device_name, new_file
+from benchmarks.provenance import provenance
 from training.demo_world.options import count
 from worldmodel.checkpoint.diffusers import open_checkpoint
 from worldmodel.checkpoint.random_weights import RandomWeights, fill_random
@@ -211,18 +212,15 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=96, help="default 96")
     parser.add_argument("--height", type=int, default=64, help="default 64")
     parser.add_argument("--chunks", type=count(least=1), default=2, help="chunks of three latent frames (default 2)")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda (default cpu)")
-    parser.add_argument("--json", type=Path, help="write everything here")
+    parser.add_argument("--device", type=device_name, default="cpu", help="cpu or cuda (default cpu)")
+    parser.add_argument("--json", type=new_file, help="write everything here")
     arguments = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     with torch.inference_mode():
         comparison = Comparison(arguments)
         formats = [comparison.compare(dtype) for dtype in FORMATS]
-    head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     report = {
-        "commit": head.stdout.strip() or "unknown",
-        "torch": torch.__version__,
-        "device": torch.cuda.get_device_name() if arguments.device != "cpu" else "CPU",
+        **provenance(torch.device(arguments.device)),
         "size": [arguments.width, arguments.height],
         "checkpoint": arguments.checkpoint,
         "largest": comparison.largest,

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import importlib
 import sys
-from pathlib import Path
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 FEWEST = {
     "capture": {"repeats": 1},
     "demo_parts": {"threads": 1, "chunks": 1},
@@ -30,8 +28,6 @@ FEWEST = {
 def test_too_few_are_refused_by_name(
     script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # Scripts that are run by their path import each other by name.
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
     module = importlib.import_module(f"benchmarks.{script}")
     for option, fewest in FEWEST[script].items():
         monkeypatch.setattr(sys, "argv", [script, f"--{option}", str(fewest - 1)])
