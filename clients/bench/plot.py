@@ -13,11 +13,16 @@ from clients.bench.statistics import percentile
 
 WIDTH = 1200
 MARGIN = 48
+ROOM = WIDTH - 2 * MARGIN
 TILES_Y = 138
 CHART_TOP, CHART_BOTTOM = 306, 596
 CHART_LEFT, CHART_RIGHT = MARGIN + 58, WIDTH - MARGIN
 BARS_Y = 700
 BAR_HEIGHT, BAR_STEP = 34, 62
+BUDGET_TEXT = 14
+"""Height of the words at a line of real time."""
+TOTAL_ROOM = 96
+"""Right of a bar, for the sum of its stages."""
 LEGEND_STEP = 92
 """From one word of the legend to the next; the longest is shorter."""
 
@@ -63,7 +68,7 @@ def draw(report: Report) -> str:
 
 def _head(canvas: Canvas, report: Report) -> None:
     canvas.write(MARGIN, 46, "WORLDSERVE BENCH", size=13, colour=MUTED, weight=600, spacing=1.6)
-    canvas.write(MARGIN, 82, report.verdict, size=22, colour=INK if report.complete else LATE, weight=650)
+    canvas.write(MARGIN, 82, report.verdict, size=22, colour=INK if report.complete else LATE, weight=650, room=ROOM)
     facts, workload = report.provenance, report.workload
     run = report.served or report.in_process
     told = [
@@ -75,7 +80,7 @@ def _head(canvas: Canvas, report: Report) -> None:
         f"{workload.num_sessions} session{'' if workload.num_sessions == 1 else 's'}",
         f"pacing {workload.pacing}",
     ]
-    canvas.write(MARGIN, 109, "  ·  ".join(part for part in told if part), size=14, colour=MUTED)
+    canvas.write(MARGIN, 109, "  ·  ".join(part for part in told if part), size=14, colour=MUTED, room=ROOM)
 
 
 def _foot(canvas: Canvas, report: Report, height: int) -> None:
@@ -88,7 +93,7 @@ def _foot(canvas: Canvas, report: Report, height: int) -> None:
         f"{host.num_cpus} CPUs, load {host.load_average_before:g} to {host.load_average_after:g}",
     ]
     canvas.line(MARGIN, height - 50, WIDTH - MARGIN, height - 50, colour=GRID)
-    canvas.write(MARGIN, height - 24, "  ·  ".join(part for part in told if part), size=12, colour=FAINT)
+    canvas.write(MARGIN, height - 24, "  ·  ".join(part for part in told if part), size=12, colour=FAINT, room=ROOM)
 
 
 def _tiles(canvas: Canvas, run: Measured) -> None:
@@ -107,8 +112,8 @@ def _tiles(canvas: Canvas, run: Measured) -> None:
     for number, (label, value) in enumerate(tiles):
         x = MARGIN + number * (width + gap)
         canvas.box(x, TILES_Y, width, 92, colour=SOFT, radius=10)
-        canvas.write(x + 16, TILES_Y + 32, label, size=13, colour=MUTED)
-        canvas.write(x + 16, TILES_Y + 68, value, size=24, colour=INK, weight=650)
+        canvas.write(x + 16, TILES_Y + 32, label, size=13, colour=MUTED, room=width - 32)
+        canvas.write(x + 16, TILES_Y + 68, value, size=24, colour=INK, weight=650, room=width - 32)
 
 
 # ---------------------------------------------------------------- intervals over time
@@ -184,15 +189,19 @@ class _Chart:
         right = self._x(max(ends))
         self._canvas.box(CHART_LEFT, CHART_TOP, right - CHART_LEFT, CHART_BOTTOM - CHART_TOP, colour=SOFT, radius=0)
         words_ = f"up to chunk {after}: not counted"
-        self._canvas.write(CHART_LEFT + 10, CHART_BOTTOM - 12, words_, size=12, colour=FAINT)
+        self._canvas.write(CHART_LEFT, CHART_TOP - 8, words_, size=12, colour=FAINT)
 
     def _budget_lines(self) -> None:
-        for fps, budget_ms in self._budgets.items():
+        above = -math.inf
+        for fps, budget_ms in sorted(self._budgets.items()):
             if budget_ms <= self._top_ms:
                 y = self._y(budget_ms)
                 self._canvas.line(CHART_LEFT, y, CHART_RIGHT, y, colour=LATE, width=1.2, dashes="5 5")
                 text = f"real time at {fps} fps: {budget_ms:g} ms"
-                self._canvas.write(CHART_RIGHT, y - 7, text, size=12, colour=LATE, anchor="end", halo=True)
+                # Where two lines are close, the lower one has its words below it.
+                baseline = y - 7 if y - above >= 2 * BUDGET_TEXT else y + BUDGET_TEXT
+                self._canvas.write(CHART_RIGHT, baseline, text, size=12, colour=LATE, anchor="end", halo=True)
+                above = y
 
     def _session(self, points: list[tuple[float, float]], colour: Colour, *, label_outliers: bool) -> None:
         places = [(self._x(at_s), self._y(value)) for at_s, value in points]
@@ -223,7 +232,7 @@ def _bars(canvas: Canvas, runs: list[tuple[str, Measured]]) -> None:
     """Lay the median stages of each run end to end, with its median interval as a mark."""
     canvas.write(MARGIN, BARS_Y - 36, "Where a chunk's time goes, medians", size=16, colour=INK, weight=600)
     _legend(canvas, {stage for _, run in runs for stage in run.headline.stages_ms})
-    left, right = MARGIN + 92, WIDTH - MARGIN - 96
+    left, right = MARGIN + 92, WIDTH - MARGIN - TOTAL_ROOM
     longest = max([_longest(run) for _, run in runs])
     for number, (name, run) in enumerate(runs):
         y = BARS_Y + number * BAR_STEP
@@ -240,9 +249,11 @@ def _bars(canvas: Canvas, runs: list[tuple[str, Measured]]) -> None:
                 canvas.write(x + width / 2, y + 22, f"{value:.0f}", size=13, colour=colour, anchor="middle", weight=600)
             x += width
         total = words.milliseconds(math.fsum(run.headline.stages_ms.values()))
-        canvas.write(x + 12, y + 22, total, size=14, colour=INK, weight=600, halo=True)
         if run.headline.interval_ms is not None:
-            _interval_mark(canvas, left + (right - left) * run.headline.interval_ms.median / longest, y)
+            mark = left + (right - left) * run.headline.interval_ms.median / longest
+            _interval_mark(canvas, mark, y)
+            x = mark if x < mark < x + TOTAL_ROOM else x
+        canvas.write(x + 12, y + 22, total, size=14, colour=INK, weight=600, halo=True)
     canvas.write(
         WIDTH - MARGIN,
         BARS_Y + BAR_STEP * len(runs),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape, quoteattr
@@ -25,6 +26,10 @@ ACCENT = Colour(name="accent", light="#2f6fed", dark="#5b93ff")
 LATE = Colour(name="late", light="#c2410c", dark="#ff9b6a")
 PAPER = Colour(name="paper", light="#ffffff", dark="#10171f")
 ON_COLOUR = Colour(name="on-colour", light="#ffffff", dark="#10171f")
+
+BOLD = 600
+REGULAR_EM, BOLD_EM = 0.54, 0.62
+"""Width of a character over the size of its text: the mean of words and numbers in the widest font of the list."""
 
 FONT = "Inter, 'Segoe UI', 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
 
@@ -75,13 +80,18 @@ class Canvas:
         anchor: str = "start",
         spacing: float = 0.0,
         halo: bool = False,
+        room: float = math.inf,
     ) -> None:
-        """Write one line whose baseline is at y. `halo` keeps it readable on lines."""
+        """Write one line whose baseline is at y, smaller if it would need more than `room`.
+
+        `halo` keeps it readable on lines.
+        """
+        size = min(size, room / (len(text) * (BOLD_EM if weight >= BOLD else REGULAR_EM))) if text else size
         extra = f' letter-spacing="{spacing:g}"' if spacing else ""
         extra += ' paint-order="stroke" stroke-width="4" stroke-linejoin="round"' if halo else ""
         classes = self._class("fill", colour) + (f" {self._class('stroke', PAPER)}" if halo else "")
         self._parts.append(
-            f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size:g}" font-weight="{weight}" class="{classes}" '
+            f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size:.4g}" font-weight="{weight}" class="{classes}" '
             f'text-anchor="{anchor}"{extra}>{escape(text)}</text>'
         )
 

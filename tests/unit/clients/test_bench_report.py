@@ -16,7 +16,8 @@ from rich.console import Console
 
 from clients.bench import words
 from clients.bench.keys import key_presses
-from clients.bench.plot import draw, ticks
+from clients.bench.plot import MARGIN, WIDTH, draw, ticks
+from clients.bench.plot_svg import BOLD, BOLD_EM, REGULAR_EM
 from clients.bench.provenance import Host, Provenance, commit_of_checkout
 from clients.bench.report import SCHEMA, Report, Workload, json_schema, make_report, to_json
 from clients.bench.samples import ChunkSample, EventSample, MemorySample, Run, SessionSamples
@@ -232,6 +233,52 @@ def test_a_late_chunk_far_above_the_others_is_marked_with_its_value():
     chunks.append(ChunkSample(chunk_index=40, arrived_s=chunks[-1].arrived_s + 30.0, num_frames=12, num_bytes=1))
     written = [element.text for element in ElementTree.fromstring(draw(report_of(run))).iter() if element.text]
     assert "30000" in written
+
+
+def texts(report: Report) -> dict[str, dict[str, float]]:
+    """Place, size and room needed of every text of a picture; where it begins, whatever its anchor."""
+    found = {}
+    for element in ElementTree.fromstring(draw(report)).iter("{http://www.w3.org/2000/svg}text"):
+        text, size = element.text or "", float(element.attrib["font-size"])
+        em = BOLD_EM if float(element.attrib["font-weight"]) >= BOLD else REGULAR_EM
+        width = len(text) * size * em
+        left = float(element.attrib["x"]) - {"start": 0, "middle": 0.5, "end": 1}[element.attrib["text-anchor"]] * width
+        found[text] = {"left": left, "right": left + width, "y": float(element.attrib["y"]), "size": size}
+    return found
+
+
+def test_no_words_of_the_picture_leave_their_place():
+    """Two slow sessions have the longest verdict, and tails of four digits."""
+    sessions = [make_session(num_chunks=20, interval_s=interval_s) for interval_s in (6.026, 5.503)]
+    report = report_of(make_run(*sessions), make_run(make_session(num_chunks=20, interval_s=1.96)))
+    written = texts(report)
+    assert len(report.verdict) > 80
+    assert max(each["right"] for each in written.values()) <= WIDTH - MARGIN + 1
+    tail = written["6026 / 6026"]
+    assert tail["right"] <= written["media rate each"]["left"] - 16
+
+
+def test_words_of_near_lines_of_real_time_do_not_touch():
+    written = texts(report_of(make_run(make_session(num_chunks=20, interval_s=6.0))))
+    above, below = written["real time at 12 fps: 1000 ms"], written["real time at 16 fps: 750 ms"]
+    assert below["y"] - above["y"] > above["size"]
+    usual = texts(report_of(make_run(make_session(num_chunks=20, interval_s=1.0))))
+    # Far enough from each other, both have their words above them.
+    assert usual["real time at 16 fps: 750 ms"]["y"] - usual["real time at 12 fps: 1000 ms"]["y"] > 40
+
+
+def test_the_sum_of_the_stages_stands_beside_the_mark():
+    """The interval is a little longer than the stages, so its mark would cross the words."""
+    root = ElementTree.fromstring(draw(report_of(make_run(make_session(num_chunks=20, interval_s=2.0)))))
+    marks = [
+        float(each.attrib["x1"])
+        for each in root.iter("{http://www.w3.org/2000/svg}line")
+        if each.attrib["x1"] == each.attrib["x2"]
+    ]
+    (total,) = [
+        float(each.attrib["x"]) for each in root.iter("{http://www.w3.org/2000/svg}text") if each.text == "1926 ms"
+    ]
+    assert marks == [pytest.approx(total - 12, abs=0.1)]
 
 
 def test_the_table_has_both_runs():
