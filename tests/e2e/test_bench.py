@@ -78,6 +78,23 @@ def test_a_server_of_its_own_beside_the_model_alone(tmp_path: Path):
     assert "served / in process" in done.stdout
 
 
+def test_the_benchmark_of_the_full_size_runs_tiny_on_a_cpu(tmp_path: Path):
+    tiny = ("--model.checkpoint", "random:lingbot-world-v2-tiny", "--model.width", 48, "--model.height", 32)
+    config = ROOT / "configs/lingbot_world_v2_benchmark.toml"
+    files = ("--json", tmp_path / "r.json")
+    done = bench("--config", config, *tiny, "--device", "cpu", "--in-process", "only", "--chunks", 3, *files)
+    assert done.returncode == 0, done.stderr
+    report = read(tmp_path / "r.json")
+    assert report["complete"]
+    assert report["served"] is None
+    (session,) = report["in_process"]["sessions"]
+    assert [chunk["num_frames"] for chunk in session["chunks"]] == [9, 12, 12]
+    facts = report["provenance"]
+    assert (facts["device"], facts["precision"]) == ("cpu", "bf16")
+    assert facts["attention_backend"] == "torch_sdpa; layers unfused"
+    assert facts["model"]["checkpoint_digest"].endswith("(random weights, for benchmarks only)")
+
+
 def test_a_running_server_is_driven_and_left_as_it_was(server: ServerProcess, tmp_path: Path):
     done = bench(server.url, "--chunks", 5, "--pacing", "playback", "--json", tmp_path / "r.json")
     assert done.returncode == 0, done.stderr
