@@ -32,7 +32,10 @@ from worldmodel.runtime import Runtime
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
-CHUNKS = 8
+NUM_CHUNKS = 10
+"""The window has slid after six."""
+
+NUM_INTERLEAVED_CHUNKS = 20
 OUTPUTS = (MediaFormat.LATENT, MediaFormat.RGB24)
 KEYS = ["w", "wl", "", "d", "j", "w", "i", "s"]
 
@@ -73,7 +76,8 @@ def open_session(runtime: Runtime, session_id: str, seed: int) -> None:
 
 
 def run_chunk(runtime: Runtime, session_id: str, index: int) -> tuple[np.ndarray, np.ndarray]:
-    data = parse_control("camera", "lingbot.camera_actions.v1", {"mode": "state", "held": list(KEYS[index])})
+    keys = KEYS[index % len(KEYS)]
+    data = parse_control("camera", "lingbot.camera_actions.v1", {"mode": "state", "held": list(keys)})
     control = Control(track="camera", schema="lingbot.camera_actions.v1", data=data)
     tick = Tick(
         request_id=RequestId(f"{session_id}-{index}"),
@@ -87,9 +91,11 @@ def run_chunk(runtime: Runtime, session_id: str, index: int) -> tuple[np.ndarray
     return np.asarray(latent).view(np.float32).reshape(-1), np.asarray(rgb).view(np.uint8).reshape(-1).astype(np.int16)
 
 
-def rollout(runtime: Runtime, session_id: str, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
+def rollout(
+    runtime: Runtime, session_id: str, seed: int, num_chunks: int = NUM_CHUNKS
+) -> list[tuple[np.ndarray, np.ndarray]]:
     open_session(runtime, session_id, seed)
-    return [run_chunk(runtime, session_id, index) for index in range(CHUNKS)]
+    return [run_chunk(runtime, session_id, index) for index in range(num_chunks)]
 
 
 def test_cuda_in_fp32_follows_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,10 +128,13 @@ def test_cuda_in_low_precision_stays_near_fp32(monkeypatch: pytest.MonkeyPatch, 
 
 def test_interleaved_sessions_on_cuda_equal_their_solo_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = load(start("cuda"), monkeypatch, cpu_noise=False)
-    solo = [rollout(load(start("cuda"), monkeypatch, cpu_noise=False), "solo", seed) for seed in (1, 2, 3)]
+    solo = [
+        rollout(load(start("cuda"), monkeypatch, cpu_noise=False), "solo", seed, NUM_INTERLEAVED_CHUNKS)
+        for seed in (1, 2, 3)
+    ]
     for seed in (1, 2, 3):
         open_session(runtime, f"s{seed}", seed)
-    for index in range(CHUNKS):
+    for index in range(NUM_INTERLEAVED_CHUNKS):
         for seed in (1, 2, 3):
             latent, rgb = run_chunk(runtime, f"s{seed}", index)
             assert np.array_equal(latent, solo[seed - 1][index][0])
