@@ -38,7 +38,7 @@ from benchmarks.demo_walks import LOOKED_AT, Frames, Walk, load_walks, render_wa
 from benchmarks.full_size import MODEL, PROMPT, build_adapter, start_worker
 from benchmarks.provenance import provenance
 from kvcache.attention import Attention
-from kvcache.attention_backends import FLASH3_MODULE, BiasedApart
+from kvcache.attention_backends import FLASH3_MODULE
 from training.demo_world.options import count
 from worldmodel.catalog import options_parser
 from worldmodel.lingbot.controls import parse_control
@@ -88,7 +88,7 @@ class PaddedFlash3:
 
     def __call__(self, q_NHD: Tensor, k_SHD: Tensor, v_SHD: Tensor, *, logit_bias_S: Tensor | None = None) -> Tensor:
         if logit_bias_S is not None:
-            raise ValueError("logit_bias_S: there is none for history")
+            raise ValueError("logit_bias_S: FlashAttention-3 takes none")
         head_dim = q_NHD.shape[-1]
         padding = (0, FLASH3_HEAD_DIM - head_dim)
         # As bytes: torch has few operations on float8, and a byte of zeros is 0.0.
@@ -112,7 +112,12 @@ def demo_start(precision: str, device: str) -> StartWorker:
         precision=precision,
         requested_sessions=1,
         model_options=options_parser(MODEL)(
-            {"reference_intrinsics": demo["reference_intrinsics"], "camera_scale": demo["camera_scale"]}
+            {
+                "reference_intrinsics": demo["reference_intrinsics"],
+                "camera_scale": demo["camera_scale"],
+                # `PaddedFlash3` may take the place of an attention that merges padding rows, which it can't.
+                "pad_text_exact": device != "cpu",
+            }
             | fused_options(device)
         ),
     )
@@ -137,7 +142,7 @@ def build(start: StartWorker) -> tuple[Runtime, FusedForward, str]:
     attention: Attention = adapter.attention()
     spec = adapter.kv_spec()
     if start.device != "cpu" and precision_plan(start.precision).quantizes_kv and spec.head_dim < FLASH3_HEAD_DIM:
-        attention = BiasedApart(PaddedFlash3(), attention)
+        attention = PaddedFlash3()
     cache = allocate_cache(spec, start, attention)
     return Runtime(adapter, cache, device=start.device), adapter._acceleration.forward, attention.name
 

@@ -195,7 +195,7 @@ def _text_parts(q: Tensor, shape: AttentionShape) -> Iterator[Part]:
         if not has_bias and AttentionBackend.FLASH3 in available_backends(shape):
             kernels.append(choose_attention(AttentionBackend.FLASH3, shape).attention)
         for kernel in kernels:
-            name = f"text, {rows} rows{' with bias' if has_bias else ''}, {kernel.name.split(',')[0]}"
+            name = f"text, {rows} rows{' with bias' if has_bias else ''}, {kernel.name}"
 
             def call(kernel: Attention = kernel, k: Tensor = k, v: Tensor = v, bias: Tensor | None = bias) -> object:
                 return kernel(q, k, v, logit_bias_S=bias)

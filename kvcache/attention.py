@@ -24,6 +24,7 @@ class Attention(Protocol):
         """Return the attended values [N, H, D] in the dtype of `q_NHD`, or in bfloat16 for float8 queries.
 
         `logit_bias_S` (float32) is added to the scaled logits of each key: log(c) makes one row count as c equal rows.
+        Raises ValueError for a bias where the kernel takes none.
         """
         ...
 

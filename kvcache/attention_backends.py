@@ -110,20 +110,6 @@ class Flash3Attention:
         return out_1NHD[0]
 
 
-class BiasedApart:
-    """A kernel for history, which has no bias, beside one for text, which may have one or be of another dtype."""
-
-    def __init__(self, plain: Attention, biased: Attention) -> None:
-        self._plain = plain
-        self._biased = biased
-        self.name = f"{plain.name}, biased {biased.name}"
-
-    def __call__(self, q_NHD: Tensor, k_SHD: Tensor, v_SHD: Tensor, *, logit_bias_S: Tensor | None = None) -> Tensor:
-        if logit_bias_S is None and q_NHD.dtype == k_SHD.dtype:
-            return self._plain(q_NHD, k_SHD, v_SHD)
-        return self._biased(q_NHD, k_SHD, v_SHD, logit_bias_S=logit_bias_S)
-
-
 def choose_attention(
     backend: AttentionBackend, shape: AttentionShape, *, time_ms: Callable[[Callable[[], object]], float] | None = None
 ) -> ChosenAttention:
@@ -158,25 +144,17 @@ def _create(backend: AttentionBackend, shape: AttentionShape) -> Attention:
         raise AttentionUnavailable(backend.value, reason=reason)
     match backend:
         case AttentionBackend.SDPA_FLASH | AttentionBackend.SDPA_CUDNN:
-            return BiasedApart(SdpaAttention(backend), _biased_attention(shape))
+            return SdpaAttention(backend)
         case AttentionBackend.FLASH3:
-            return BiasedApart(Flash3Attention(), _biased_attention(shape))
+            return Flash3Attention()
         case AttentionBackend.TRITON:
-            return _triton_attention()
+            rows: Attention = importlib.import_module("kvcache.attention_triton").TritonAttention()
+            return rows
         case AttentionBackend.TRITON_PAGED:
             paged: Attention = importlib.import_module("kvcache.attention_triton").TritonPagedAttention()
             return paged
         case _:
             return TorchAttention()
-
-
-def _biased_attention(shape: AttentionShape) -> Attention:
-    return _triton_attention() if _why_not(AttentionBackend.TRITON, shape) is None else TorchAttention()
-
-
-def _triton_attention() -> Attention:
-    attention: Attention = importlib.import_module("kvcache.attention_triton").TritonAttention()
-    return attention
 
 
 def _why_not(backend: AttentionBackend, shape: AttentionShape) -> str | None:

@@ -8,7 +8,6 @@ Shapes: B streams, N query tokens, E entries of a storage with X rows each, H he
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -103,28 +102,6 @@ class Flash3Indexed:
         return out_BNHD
 
 
-class IndexedApart:
-    """A kernel for rows without a bias beside one for those that may have one or are of another dtype."""
-
-    def __init__(self, plain: IndexedAttention, biased: IndexedAttention) -> None:
-        self._plain = plain
-        self._biased = biased
-
-    def __call__(
-        self,
-        q_BNHD: Tensor,
-        k_EXHD: Tensor,
-        v_EXHD: Tensor,
-        *,
-        entries_B: Tensor,
-        num_rows_B: Tensor,
-        logit_bias_X: Tensor | None = None,
-    ) -> Tensor:
-        is_plain = logit_bias_X is None and q_BNHD.dtype == k_EXHD.dtype
-        attention = self._plain if is_plain else self._biased
-        return attention(q_BNHD, k_EXHD, v_EXHD, entries_B=entries_B, num_rows_B=num_rows_B, logit_bias_X=logit_bias_X)
-
-
 def indexed_name(chosen: ChosenAttention) -> str:
     """Return the name of the attention that reads by index where another one was chosen.
 
@@ -137,35 +114,18 @@ def indexed_name(chosen: ChosenAttention) -> str:
 
 def indexed_attention(name: str) -> IndexedAttention:
     """Return the form of a named attention that reads by index; `why_not_indexed` says which have one."""
-    if _is_flash3(name):
-        return IndexedApart(Flash3Indexed(), _triton_indexed()) if _has_triton() else Flash3Indexed()
-    return _triton_indexed()
+    if name == AttentionBackend.FLASH3.value:
+        return Flash3Indexed()
+    attention: IndexedAttention = importlib.import_module("kvcache.attention_triton").TritonIndexed()
+    return attention
 
 
-def why_not_indexed(name: str, dtype: torch.dtype, *, is_biased: bool = False) -> str | None:
-    """Return why a named attention has no form that reads K/V of a dtype by index, or None.
-
-    `is_biased`: a cross store has rows with a bias.
-    """
+def why_not_indexed(name: str, dtype: torch.dtype) -> str | None:
+    """Return why a named attention has no form that reads K/V of a dtype by index, or None."""
     if name == AttentionBackend.TRITON.value:
         return None
-    if not _is_flash3(name):
+    if name != AttentionBackend.FLASH3.value:
         return f"they need the attention 'flash3' or 'triton', chosen is {name!r}"
     if dtype not in (*HALF, FP8):
         return f"they need K/V in {' or '.join(str(each) for each in (*HALF, FP8))}, the model has {dtype}"
-    if is_biased and not _has_triton():
-        return "they need the package 'triton' for text, it is not installed"
     return None
-
-
-def _is_flash3(name: str) -> bool:
-    return name.startswith(AttentionBackend.FLASH3.value)
-
-
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
-
-
-def _triton_indexed() -> IndexedAttention:
-    attention: IndexedAttention = importlib.import_module("kvcache.attention_triton").TritonIndexed()
-    return attention

@@ -85,19 +85,18 @@ def capture(
     Raises:
         LoadFailed: naming the option, for graphs that were asked for and can't be had.
     """
-    is_biased = merges_padding(options, acceleration.attention.name, transformer.device)
     graphs = create_graphs(
         options.graphs,
         kv,
         acceleration.graph_attention,
         transformer.plan.kv,
         transformer.device,
-        is_biased=is_biased,
         refusal=why_not_captured(streams=is_streamed(transformer)),
     )
     if isinstance(graphs, str):
         return graphs
-    return CapturedForward(acceleration.forward, graphs, transformer, merges_padding=is_biased)
+    merges = merges_padding(options, acceleration.attention.name, transformer.device)
+    return CapturedForward(acceleration.forward, graphs, transformer, merges_padding=merges)
 
 
 def why_not_captured(*, streams: bool) -> str | None:
@@ -129,8 +128,7 @@ def check_choices(
     if options.layer_operations is not LayerOperations.AUTO:
         _choose_ops(options, plan, device)
     refusal = why_not_captured(streams=streams)
-    is_biased = merges_padding(options, options.attention.value, device)
-    check_graphs(options.graphs, kv, options.attention, plan.kv, device, is_biased=is_biased, refusal=refusal)
+    check_graphs(options.graphs, kv, options.attention, plan.kv, device, refusal=refusal)
 
 
 def _attention_shape(

@@ -187,18 +187,16 @@ def create_graphs(
     dtype: torch.dtype,
     device: torch.device,
     *,
-    is_biased: bool = False,
     refusal: str | None = None,
 ) -> CapturedForwards | str:
     """Return what captures the forwards of a worker, or why there is nothing to capture them with.
 
-    `attention` names what attends in them, `dtype` is that of K/V, `is_biased` says that a cross store has rows with a
-    bias, `refusal` is a reason of the model's own. Raises `LoadFailed` naming the option if graphs were asked for and
-    can't be had.
+    `attention` names what attends in them, `dtype` is that of K/V, `refusal` is a reason of the model's own. Raises
+    `LoadFailed` naming the option if graphs were asked for and can't be had.
     """
     if choice is GraphChoice.OFF:
         return "off"
-    reason = refusal or why_no_graphs(kv, device) or why_not_indexed(attention, dtype, is_biased=is_biased)
+    reason = refusal or why_no_graphs(kv, device) or why_not_indexed(attention, dtype)
     if reason is None:
         return CapturedForwards(choice, kv, indexed_attention(attention), CudaRecorder(device))
     if choice is GraphChoice.ON:
@@ -213,7 +211,6 @@ def check_graphs(
     dtype: torch.dtype,
     device: torch.device,
     *,
-    is_biased: bool = False,
     refusal: str | None = None,
 ) -> None:
     """Refuse what `create_graphs` would refuse, before there are weights; what `auto` will attend with is not known."""
@@ -221,7 +218,7 @@ def check_graphs(
         return
     reason = refusal or why_no_graphs(kv, device)
     if reason is None and attention is not AttentionChoice.AUTO:
-        reason = why_not_indexed(attention.value, dtype, is_biased=is_biased)
+        reason = why_not_indexed(attention.value, dtype)
     if reason is not None:
         raise _graphs_refused(reason)
 

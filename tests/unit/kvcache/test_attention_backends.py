@@ -13,7 +13,6 @@ from kvcache.attention import TorchAttention
 from kvcache.attention_backends import (
     AttentionBackend,
     AttentionShape,
-    BiasedApart,
     ChosenAttention,
     SdpaAttention,
     available_backends,
@@ -95,9 +94,6 @@ def test_a_kernel_without_bias_never_drops_one() -> None:
     bias = torch.randn(5)
     with pytest.raises(ValueError, match=r"the attention backend 'sdpa_flash' takes none"):
         SdpaAttention(AttentionBackend.SDPA_FLASH)(q, k, v, logit_bias_S=bias)
-    both = BiasedApart(SdpaAttention(AttentionBackend.SDPA_FLASH), TorchAttention())
-    assert both.name == "sdpa_flash, biased torch_sdpa"
-    torch.testing.assert_close(both(q, k, v, logit_bias_S=bias), TorchAttention()(q, k, v, logit_bias_S=bias))
 
 
 def test_float8_keys_are_widened_by_the_reference() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import replace
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 
 from kvcache.attention import TorchAttention
 from kvcache.attention_backends import ChosenAttention
-from kvcache.attention_indexed import GatheredAttention, IndexedApart, indexed_name, why_not_indexed
+from kvcache.attention_indexed import GatheredAttention, indexed_name, why_not_indexed
 from kvcache.cache import KVCache
 from kvcache.errors import CrossStoreEmpty, TransactionClosed
 from kvcache.indexed import IndexedKV
@@ -286,36 +285,20 @@ def test_numbers_that_a_failed_chunk_left_reach_no_later_session() -> None:
         cache.close(name)
 
 
-def test_only_flash3_with_its_numbers_and_triton_read_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert why_not_indexed("flash3, biased triton", torch.bfloat16) is None
-    assert why_not_indexed("flash3, biased triton", torch.float8_e4m3fn) is None
-    assert why_not_indexed("flash3, biased triton", torch.float32) is not None
-    assert why_not_indexed("triton", torch.float32, is_biased=True) is None
+def test_only_flash3_with_its_numbers_and_triton_read_by_number() -> None:
+    assert why_not_indexed("flash3", torch.bfloat16) is None
+    assert why_not_indexed("flash3", torch.float8_e4m3fn) is None
+    assert why_not_indexed("flash3", torch.float32) is not None
+    assert why_not_indexed("triton", torch.float32) is None
     reason = why_not_indexed("torch_sdpa", torch.bfloat16)
     assert reason == "they need the attention 'flash3' or 'triton', chosen is 'torch_sdpa'"
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    reason = why_not_indexed("flash3, biased torch_sdpa", torch.bfloat16, is_biased=True)
-    assert reason == "they need the package 'triton' for text, it is not installed"
 
 
 def test_a_chosen_attention_that_reads_by_number_is_kept_though_another_one_is_faster() -> None:
     class Named(TorchAttention):
-        name = "flash3, biased triton"
+        name = "flash3"
 
     timings_ms = (("torch_sdpa", 4.0), ("flash3", 3.0), ("triton", 2.0))
-    assert indexed_name(ChosenAttention(attention=Named(), timings_ms=timings_ms)) == "flash3, biased triton"
+    assert indexed_name(ChosenAttention(attention=Named(), timings_ms=timings_ms)) == "flash3"
     assert indexed_name(ChosenAttention(attention=TorchAttention(), timings_ms=timings_ms)) == "triton"
     assert indexed_name(ChosenAttention(attention=TorchAttention())) == "torch_sdpa"
-
-
-def test_rows_with_a_bias_have_a_kernel_of_their_own() -> None:
-    class Other(GatheredAttention):
-        def __call__(self, *_: object, **__: object) -> torch.Tensor:
-            return torch.zeros(())
-
-    half, float8 = torch.ones(1, 2, 1, 4).bfloat16(), torch.ones(1, 2, 1, 4).to(torch.float8_e4m3fn)
-    places = {"entries_B": torch.zeros(1, dtype=torch.int32), "num_rows_B": torch.ones(1, dtype=torch.int32)}
-    apart = IndexedApart(GatheredAttention(), Other())
-    assert apart(half, half, half, **places).shape == half.shape
-    assert apart(half, half, half, **places, logit_bias_X=torch.zeros(2)).shape == ()
-    assert apart(half, float8, float8, **places).shape == ()
