@@ -165,9 +165,10 @@ def camera_modulation(world: World, inputs: ChunkInputs) -> Removal:
 
 
 def text_key_value(world: World, chunk: ChunkTransaction) -> Removal:
-    """Both have one row for the padding, so that only the repetition differs."""
+    """Both have the same padding rows, so that only the repetition differs."""
     model, rows_LC = world.transformer, world.rows_LC
-    padded_LC = torch.cat([rows_LC, rows_LC.new_zeros(1, rows_LC.shape[1])])
+    num_padding = 1 if world.merges_padding else model.config.text_rows - rows_LC.shape[0]
+    padded_LC = torch.cat([rows_LC, rows_LC.new_zeros(num_padding, rows_LC.shape[1])])
     store = chunk.cross_store(TEXT_STORE)
 
     def plain() -> object:

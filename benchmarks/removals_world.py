@@ -22,7 +22,7 @@ from server.config_reading import load_config
 from server.package_files import bundled_config
 from worldmodel.catalog import options_parser
 from worldmodel.checkpoint.random_weights import RandomWeights, fill_random
-from worldmodel.lingbot.acceleration import accelerate
+from worldmodel.lingbot.acceleration import accelerate, merges_padding
 from worldmodel.lingbot.camera import CameraEmbedding, Float64Array
 from worldmodel.lingbot.config import LingBotOptions
 from worldmodel.lingbot.fused_forward import FusedForward
@@ -53,6 +53,7 @@ class World:
     cache: KVCache
     options: LingBotOptions
     rows_LC: Tensor
+    merges_padding: bool
     height: int
     width: int
 
@@ -90,6 +91,7 @@ def build_world(scale: str, device: torch.device, precision: str) -> World:
         cache=cache,
         options=options,
         rows_LC=rows_LC,
+        merges_padding=merges_padding(options, accelerated.attention.name, device),
         height=height,
         width=width,
     )
@@ -158,7 +160,7 @@ def fill_window(world: World, session: str) -> None:
         with world.cache.lease(session) as lease:
             chunk = lease.begin_chunk()
             if index == 0:
-                model.publish_text(world.rows_LC, chunk)
+                model.publish_text(world.rows_LC, chunk, merge_padding=world.merges_padding)
             world.forward.store_clean(latents(world, index), constants, inputs_of(world, chunk), chunk)
             chunk.commit()
 

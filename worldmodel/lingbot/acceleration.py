@@ -51,7 +51,8 @@ def accelerate(
         with torch.inference_mode():
             forward = FusedForward(transformer, ops, quantize=plan.quantizes_linears, layers=layers)
     if device.type == "cuda":
-        warm_up_text(transformer, chosen.attention)
+        merges = merges_padding(options, chosen.attention.name, device)
+        warm_up_text(transformer, chosen.attention, merges_padding=merges)
         # Weights that were folded or quantised leave unused memory with the allocator, which sessions need.
         torch.cuda.empty_cache()
     found = join(chosen, forward, ops, plan)
@@ -145,15 +146,19 @@ def _attention_shape(
     )
 
 
-def warm_up_text(transformer: LingBotTransformer, attention: Attention) -> None:
-    """Attend once to a short and a long text, with and without a bias, so that no later prompt meets cold code."""
+def warm_up_text(transformer: LingBotTransformer, attention: Attention, *, merges_padding: bool) -> None:
+    """Attend once to every form that a text may have, so that no later prompt meets cold code.
+
+    With merged padding a short and a long one, with and without a bias; else there is one form only.
+    """
     config, plan, device = transformer.config, transformer.plan, transformer.device
     heads = (config.num_heads, config.head_dim)
     query_THK = torch.zeros(16, *heads, device=device).to(plan.kv)
-    for num_rows in (2, config.text_rows):
+    for num_rows in (2, config.text_rows) if merges_padding else (config.text_rows,):
         text_LHK = torch.zeros(num_rows, *heads, device=device).to(plan.kv)
-        for bias_L in (None, torch.zeros(num_rows, device=device)):
-            attention(query_THK, text_LHK, text_LHK, logit_bias_S=bias_L)
+        attention(query_THK, text_LHK, text_LHK)
+        if merges_padding:
+            attention(query_THK, text_LHK, text_LHK, logit_bias_S=torch.zeros(num_rows, device=device))
 
 
 def _choose_ops(options: LingBotOptions, plan: PrecisionPlan, device: torch.device) -> LayerOps | None:

@@ -101,6 +101,9 @@ def test_the_warm_up_meets_every_form_of_a_text(precision: str) -> None:
             return super().__call__(q_NHD, k_SHD, v_SHD, logit_bias_S=logit_bias_S)
 
     model = transformer(transformer_config(visible_latent_frames=6), precision)
-    warm_up_text(model, Counting())
     rows = model.config.text_rows
+    warm_up_text(model, Counting(), merges_padding=True)
     assert met == [(2, False), (2, True), (rows, False), (rows, True)]
+    met.clear()
+    warm_up_text(model, Counting(), merges_padding=False)
+    assert met == [(rows, False)]
