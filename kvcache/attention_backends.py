@@ -34,7 +34,8 @@ class AttentionBackend(StrEnum):
     """Which kernel computes attention. AUTO times those that are available and takes the fastest.
 
     TRITON_PAGED is taken by name only: it differs from TRITON by reading history in pages where they lie, which saves
-    the gathered copy that an unlimited window costs and is not among what is timed.
+    the gathered copy that an unlimited window costs and is not among what is timed. TORCH_SDPA and both of Triton take
+    a bias per key, the others refuse one.
     """
 
     AUTO = "auto"
