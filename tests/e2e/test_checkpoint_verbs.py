@@ -22,7 +22,8 @@ def test_a_made_checkpoint_is_fine_with_the_doctor(tmp_path: Path) -> None:
     out = tmp_path / "made"
     made = worldserve("make-checkpoint", "--like", "lingbot-world-v2", "--layout", "original", str(out))
     assert made.returncode == 0, made.stderr
-    flags = ("--model.checkpoint", str(out), "--server.port", "0", "--json")
-    checked = worldserve("doctor", "configs/demo.toml", *flags)
+    size = ("--model.width", "160", "--model.height", "96", "--worker.device", "cpu")
+    flags = ("--model.checkpoint", str(out), *size, "--server.port", "0", "--json")
+    checked = worldserve("doctor", "configs/lingbot_world_v2.toml", *flags)
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert {entry["name"] for entry in json.loads(checked.stdout)} >= {"port", "encoder", "checkpoint", "memlock"}

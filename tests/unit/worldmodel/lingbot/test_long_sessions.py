@@ -69,8 +69,9 @@ def size_of(kv: KVCache) -> Size:
     objects = gc.get_objects()
     storages = {
         tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
-        for tensor in objects  # by type: asking some objects for their class runs their code
-        if issubclass(type(tensor), torch.Tensor) and tensor.device.type == "cpu"
+        # By type: asking some objects for their class runs their code, and a compiler's fake tensors have no storage.
+        for tensor in objects
+        if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.device.type == "cpu"
     }
     return Size(
         objects=len(objects),
