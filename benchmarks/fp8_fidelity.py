@@ -22,10 +22,8 @@ import argparse
 import gc
 import importlib
 import json
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -39,6 +37,8 @@ from benchmarks.full_size import MODEL, PROMPT, build_adapter, start_worker
 from benchmarks.provenance import provenance
 from kvcache.attention import Attention
 from kvcache.attention_backends import FLASH3_MODULE
+from server.config_reading import load_config
+from server.package_files import bundled_config
 from training.demo_world.options import count
 from worldmodel.catalog import options_parser
 from worldmodel.lingbot.controls import parse_control
@@ -60,7 +60,6 @@ from worldmodel.runtime import Runtime
 from worldmodel.wan.precision import precision_plan
 from worldmodel.wan.transformer import TimeConstants
 
-ROOT = Path(__file__).resolve().parents[1]
 PLANS = ("fp32", "bf16", "fp8", "fp8_kv")
 REFERENCE = "bf16"
 FLASH3_HEAD_DIM = 128
@@ -100,26 +99,23 @@ class PaddedFlash3:
 
 def demo_start(precision: str, device: str) -> StartWorker:
     """Return the start message of the demo world as it is served, in another precision."""
-    demo = tomllib.loads((ROOT / "configs" / "demo.toml").read_text())["demo"]
-    folder = ROOT / demo["checkpoint"].removeprefix("package:")
+    demo = load_config(bundled_config("demo"), environment={})
+    options = {
+        **demo.model.options,
+        # `PaddedFlash3` may take the place of an attention that merges padding rows, which it can't.
+        "pad_text_exact": device != "cpu",
+        **fused_options(device),
+    }
     return StartWorker(
         model=MODEL,
-        checkpoint=str(folder),
-        width=demo["width"],
-        height=demo["height"],
-        fps=demo["fps"],
+        checkpoint=str(demo.checkpoint_path),
+        width=demo.model.width,
+        height=demo.model.height,
+        fps=demo.model.fps,
         device=device,
         precision=precision,
         requested_sessions=1,
-        model_options=options_parser(MODEL)(
-            {
-                "reference_intrinsics": demo["reference_intrinsics"],
-                "camera_scale": demo["camera_scale"],
-                # `PaddedFlash3` may take the place of an attention that merges padding rows, which it can't.
-                "pad_text_exact": device != "cpu",
-            }
-            | fused_options(device)
-        ),
+        model_options=options_parser(MODEL)(options),
     )
 
 

@@ -166,9 +166,8 @@ def camera_modulation(world: World, inputs: ChunkInputs) -> Removal:
 
 def text_key_value(world: World, chunk: ChunkTransaction) -> Removal:
     """Both have the same padding rows, so that only the repetition differs."""
-    model, rows_LC = world.transformer, world.rows_LC
-    num_padding = 1 if world.merges_padding else model.config.text_rows - rows_LC.shape[0]
-    padded_LC = torch.cat([rows_LC, rows_LC.new_zeros(num_padding, rows_LC.shape[1])])
+    model = world.transformer
+    padded_LC = model.pad_text(world.rows_LC, merge_padding=world.merges_padding)
     store = chunk.cross_store(TEXT_STORE)
 
     def plain() -> object:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from kvcache.attention_backends import AttentionShape
-from kvcache.attention_indexed import Flash3Indexed, GatheredAttention, IndexedAttention, indexed_attention
+from kvcache.attention_indexed import Flash3Indexed, GatheredAttention, indexed_attention
 from kvcache.indexed import TILE_ROWS
 from tests.support.dreamzero_made import random_pictures, write_tiny
 from tests.support.dreamzero_sessions import Answer, call, close_robot, open_robot, reset_robot, runtime_of
@@ -151,10 +151,6 @@ def test_what_is_chosen_by_itself_is_said(start: StartWorker) -> None:
     assert other.spec.attention_backend.endswith("chosen is 'torch_sdpa'")
 
 
-def by_number(name: str, dtype: torch.dtype) -> IndexedAttention:
-    return indexed_attention(name)
-
-
 def shape_of(dtype: torch.dtype) -> AttentionShape:
     device = torch.device("cuda")
     return AttentionShape(num_queries=64, num_keys=128, num_heads=2, head_dim=128, dtype=dtype, device=device)
@@ -173,7 +169,7 @@ def test_attention_by_number_equals_its_twin(name: str, num_queries: int) -> Non
         }
         for first in (0, 25):
             rows = k_EXHD[:, first:], v_EXHD[:, first:]
-            got = by_number(name, torch.bfloat16)(q_BNHD, *rows, **places)
+            got = indexed_attention(name)(q_BNHD, *rows, **places)
             torch.testing.assert_close(got, GatheredAttention()(q_BNHD, *rows, **places), atol=1e-2, rtol=1e-2)
 
 
@@ -194,7 +190,7 @@ def test_float8_by_number_is_near_its_twin(name: str, far: float) -> None:
             "num_rows_B": torch.tensor((num_rows,), dtype=torch.int32, device="cuda"),
         }
         want = GatheredAttention()(*given, **places).float()
-        got = by_number(name, torch.float8_e4m3fn)(*given, **places).float()
+        got = indexed_attention(name)(*given, **places).float()
         distance = float((got - want).square().mean().sqrt() / want.square().mean().sqrt())
         print(f"float8 by number, {name}, {num_rows} rows: {distance:.1e}")
         assert distance < far
@@ -206,7 +202,7 @@ def test_text_by_number_has_its_bias_and_never_reads_past_its_end(dtype: torch.d
     rng = torch.Generator("cuda").manual_seed(1)
     bias_X = torch.randn(512, device="cuda", generator=rng)
     q_BNHD = torch.randn(1, 200, 2, 128, device="cuda", generator=rng).to(dtype)
-    attention = by_number("triton", dtype)
+    attention = indexed_attention("triton")
     for num_rows in (1, 40, 121, 391, 512):
         k_EXHD, v_EXHD = (torch.randn(3, 512, 2, 128, device="cuda", generator=rng) for _ in range(2))
         for rows_EXHD in (k_EXHD, v_EXHD):

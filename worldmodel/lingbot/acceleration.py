@@ -79,9 +79,16 @@ def _format_of(ops: LayerOps | None, plan: PrecisionPlan) -> FusedFormat | None:
 
 
 def capture(
-    acceleration: Acceleration[Forward], transformer: LingBotTransformer, options: LingBotOptions, kv: KVSpec
+    acceleration: Acceleration[Forward],
+    transformer: LingBotTransformer,
+    options: LingBotOptions,
+    kv: KVSpec,
+    *,
+    merges_padding: bool,
 ) -> CapturedForward | str:
     """Return the forward that a worker captures while it warms up, or why it captures none.
+
+    `merges_padding` is what the function of that name says of the worker's attention.
 
     Raises:
         LoadFailed: naming the option, for graphs that were asked for and can't be had.
@@ -96,8 +103,7 @@ def capture(
     )
     if isinstance(graphs, str):
         return graphs
-    merges = merges_padding(options, acceleration.attention.name, transformer.device)
-    return CapturedForward(acceleration.forward, graphs, transformer, merges_padding=merges)
+    return CapturedForward(acceleration.forward, graphs, transformer, merges_padding=merges_padding)
 
 
 def why_not_captured(*, streams: bool) -> str | None:

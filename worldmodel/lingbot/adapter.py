@@ -149,7 +149,8 @@ class LingBotAdapter:
             set_time_networks_aside(model.transformer)
         self._acceleration = accelerate(model.transformer, options, self._kv, stream_request(model, config, progress))
         self._merge_padding = merges_padding(options, self._acceleration.attention.name, self._device)
-        self.serve_with(capture(self._acceleration, model.transformer, options, self._kv))
+        merges = self._merge_padding
+        self.serve_with(capture(self._acceleration, model.transformer, options, self._kv, merges_padding=merges))
         self._noise = noise
         self._prompts = PromptEncoder(model.text_encoder, plan.linear)
         self._reducer = CameraReducer(options, config.width, config.height, fps=config.fps)

@@ -202,10 +202,7 @@ class LingBotTransformer(WanTransformer):
         stands for them with log(their number) added to its logit. The result is the same up to rounding.
         """
         num_rows, num_padding = rows_LC.shape[0], self.config.text_rows - rows_LC.shape[0]
-        if num_padding < 0:
-            raise ValueError(f"text has {num_rows} rows, at most {self.config.text_rows} are attended to")
-        num_zero_rows = min(num_padding, 1) if merge_padding else num_padding
-        text_LD = self.embed_text(torch.cat([rows_LC, rows_LC.new_zeros(num_zero_rows, rows_LC.shape[1])]))
+        text_LD = self.embed_text(self.pad_text(rows_LC, merge_padding=merge_padding))
         logit_bias_L = None
         if merge_padding and num_padding > 1:
             logit_bias_L = torch.zeros(num_rows + 1, dtype=torch.float32, device=self.device)
@@ -217,6 +214,14 @@ class LingBotTransformer(WanTransformer):
         if self.plan.quantizes_kv:
             key_values = [(to_fp8(key), to_fp8(value)) for key, value in key_values]
         chunk.cross_store(TEXT_STORE).publish(key_values, logit_bias_L=logit_bias_L)
+
+    def pad_text(self, rows_LC: torch.Tensor, *, merge_padding: bool) -> torch.Tensor:
+        """Append the padding rows, which are zero, or one for all of them. Raises ValueError for too many rows."""
+        num_rows, num_padding = rows_LC.shape[0], self.config.text_rows - rows_LC.shape[0]
+        if num_padding < 0:
+            raise ValueError(f"text has {num_rows} rows, at most {self.config.text_rows} are attended to")
+        num_zero_rows = min(num_padding, 1) if merge_padding else num_padding
+        return torch.cat([rows_LC, rows_LC.new_zeros(num_zero_rows, rows_LC.shape[1])])
 
     def embed_text(self, rows_LC: torch.Tensor) -> torch.Tensor:
         """Project text rows to the model width, padding rows included."""

@@ -276,7 +276,7 @@ def test_graphs_that_can_not_be_had_are_said_or_stop_the_start(
 
     def ask(choice: GraphChoice) -> CapturedForward | str:
         options = LingBotOptions(graphs=choice)
-        return capture(adapter._acceleration, adapter._transformer, options, kv)
+        return capture(adapter._acceleration, adapter._transformer, options, kv, merges_padding=True)
 
     assert ask(GraphChoice.OFF) == "off"
     assert ask(GraphChoice.AUTO) == "they need a CUDA device, the model is on 'cpu'"
